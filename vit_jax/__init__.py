@@ -1,0 +1,1 @@
+"""Vision Transformers in JAX: train, fine-tune, evaluate and look inside."""

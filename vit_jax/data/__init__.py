@@ -1,0 +1,1 @@
+"""Sources, transforms and the pipeline: files in, host batches out."""

@@ -1,0 +1,254 @@
+"""Transforms: what happens to an example between the source and the batch.
+
+Each factory returns a function of (example, generator) that decodes the image
+and gives it the size that the model takes, as uint8: the device scales it.
+They are pure and can be pickled, so workers may run them. Sizes are
+(height, width) in pixels. All decode and resize as `images` documents, with one
+kernel for training and evaluation.
+
+`exif` turns images as their EXIF orientation says; `background` is the grey
+level in [0, 255] under transparent pixels. Use the same values in training,
+evaluation and prediction.
+"""
+
+import functools
+
+import numpy as np
+
+from vit_jax.data import images
+from vit_jax.data.example import Example, Transform
+
+Size = tuple[int, int]  # (height, width) in pixels
+
+
+def inception_train(
+  *,
+  size: Size = (224, 224),
+  area: tuple[float, float] = (0.05, 1.0),
+  aspect: tuple[float, float] = (3 / 4, 4 / 3),
+  flip: bool = True,
+  exif: bool = True,
+  background: int = 255,
+) -> Transform:
+  """Returns the Inception training crop: a random part, resized, maybe flipped.
+
+  Source: Szegedy et al. (2015), with the area range of the ViT recipes.
+
+  Args:
+    size: (height, width) of the result in pixels.
+    area: smallest and largest fraction of the image area in the crop.
+    aspect: smallest and largest width / height of the crop.
+    flip: whether to mirror left to right half of the time.
+    exif: whether to apply the EXIF orientation.
+    background: grey level in [0, 255] under transparent pixels.
+
+  Raises:
+    ValueError: if an argument is out of range.
+  """
+  size = _check_size("size", size)
+  _check_background(background)
+  if len(area) != 2 or not 0 < area[0] <= area[1] <= 1:
+    raise ValueError(
+      f"area: got {area!r}; must be (smallest, largest) with "
+      "0 < smallest <= largest <= 1. The ViT recipes use (0.05, 1.0)."
+    )
+  if len(aspect) != 2 or not 0 < aspect[0] <= aspect[1]:
+    raise ValueError(
+      f"aspect: got {aspect!r}; must be (smallest, largest) with "
+      "0 < smallest <= largest. The ViT recipes use (3 / 4, 4 / 3)."
+    )
+  return functools.partial(
+    _inception_train,
+    size=size,
+    area=area,
+    aspect=aspect,
+    flip=flip,
+    exif=exif,
+    background=background,
+  )
+
+
+def resize(
+  *,
+  size: Size = (224, 224),
+  flip: bool = False,
+  exif: bool = True,
+  background: int = 255,
+) -> Transform:
+  """Returns a plain resize to `size`; the aspect ratio is not kept.
+
+  Images of that size already, such as handwritten digits, stay as they are.
+
+  Args:
+    size: (height, width) of the result in pixels.
+    flip: whether to mirror left to right half of the time (training only).
+    exif: whether to apply the EXIF orientation.
+    background: grey level in [0, 255] under transparent pixels.
+
+  Raises:
+    ValueError: if an argument is out of range.
+  """
+  _check_background(background)
+  return functools.partial(
+    _resize,
+    size=_check_size("size", size),
+    flip=flip,
+    exif=exif,
+    background=background,
+  )
+
+
+def resize_center_crop(
+  *,
+  resize: Size = (256, 256),
+  size: Size = (224, 224),
+  exif: bool = True,
+  background: int = 255,
+) -> Transform:
+  """Returns the usual ImageNet evaluation: resize, aspect kept; centre crop.
+
+  Args:
+    resize: (height, width) in pixels that the resized image just covers; for a
+      square this is the length of the short side.
+    size: (height, width) of the crop in pixels.
+    exif: whether to apply the EXIF orientation.
+    background: grey level in [0, 255] under transparent pixels.
+
+  Raises:
+    ValueError: if an argument is out of range or `size` exceeds `resize`.
+  """
+  resize = _check_size("resize", resize)
+  size = _check_size("size", size)
+  _check_background(background)
+  if size[0] > resize[0] or size[1] > resize[1]:
+    raise ValueError(
+      f"size: got {size}; must be <= resize {resize}. Make resize larger, or "
+      "crop less."
+    )
+  return functools.partial(
+    _resize_center_crop,
+    resize=resize,
+    size=size,
+    exif=exif,
+    background=background,
+  )
+
+
+def pad_crop(
+  *,
+  size: Size = (32, 32),
+  padding: int = 4,
+  flip: bool = True,
+  exif: bool = True,
+  background: int = 255,
+) -> Transform:
+  """Returns the CIFAR training crop: resize, pad with black, crop, maybe flip.
+
+  Source: He et al. (2015), sec. 4.2 (padding 4 on each side, crop 32, flip).
+
+  Args:
+    size: (height, width) of the result in pixels; the image is resized to it
+      first if it has another size.
+    padding: black border in pixels on each side, >= 0.
+    flip: whether to mirror left to right half of the time.
+    exif: whether to apply the EXIF orientation.
+    background: grey level in [0, 255] under transparent pixels.
+
+  Raises:
+    ValueError: if an argument is out of range.
+  """
+  _check_background(background)
+  if padding < 0:
+    raise ValueError(
+      f"padding: got {padding}; must be >= 0 pixels. CIFAR recipes use 4."
+    )
+  return functools.partial(
+    _pad_crop,
+    size=_check_size("size", size),
+    padding=padding,
+    flip=flip,
+    exif=exif,
+    background=background,
+  )
+
+
+def _inception_train(
+  example: Example,
+  rng: np.random.Generator,
+  *,
+  size: Size,
+  area: tuple[float, float],
+  aspect: tuple[float, float],
+  flip: bool,
+  exif: bool,
+  background: int,
+) -> Example:
+  image = images.decode(example["image"], exif=exif, background=background)
+  image = images.inception_crop(image, size, area=area, aspect=aspect, rng=rng)
+  image = images.random_flip(image, rng=rng) if flip else image
+  return {**example, "image": image}
+
+
+def _resize(
+  example: Example,
+  rng: np.random.Generator,
+  *,
+  size: Size,
+  flip: bool,
+  exif: bool,
+  background: int,
+) -> Example:
+  image = images.decode(example["image"], exif=exif, background=background)
+  image = images.resize(image, size)
+  image = images.random_flip(image, rng=rng) if flip else image
+  return {**example, "image": image}
+
+
+def _resize_center_crop(
+  example: Example,
+  rng: np.random.Generator,
+  *,
+  resize: Size,
+  size: Size,
+  exif: bool,
+  background: int,
+) -> Example:
+  del rng  # Evaluation draws nothing.
+  image = images.decode(example["image"], exif=exif, background=background)
+  image = images.resize_cover(image, resize)
+  return {**example, "image": images.central_crop(image, size)}
+
+
+def _pad_crop(
+  example: Example,
+  rng: np.random.Generator,
+  *,
+  size: Size,
+  padding: int,
+  flip: bool,
+  exif: bool,
+  background: int,
+) -> Example:
+  image = images.decode(example["image"], exif=exif, background=background)
+  image = images.resize(image, size)
+  image = images.pad(image, padding, value=0)
+  image = images.random_crop(image, size, rng=rng)
+  image = images.random_flip(image, rng=rng) if flip else image
+  return {**example, "image": image}
+
+
+def _check_size(name: str, size: Size) -> Size:
+  if len(size) != 2 or not all(isinstance(x, int) and x > 0 for x in size):
+    raise ValueError(
+      f"{name}: got {size!r}; must be two positive integers, (height, width) "
+      "in pixels. Write (224, 224) for a square."
+    )
+  return size[0], size[1]  # A ConfigDict or JSON may have made it a list.
+
+
+def _check_background(background: int) -> None:
+  if not 0 <= background <= 255:
+    raise ValueError(
+      f"background: got {background!r}; must be a grey level in [0, 255]. Use "
+      "255 for white."
+    )

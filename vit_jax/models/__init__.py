@@ -1,0 +1,1 @@
+"""Models: images in, a ModelOutput out. They know nothing of devices."""

@@ -1,0 +1,167 @@
+"""The stack of pre-norm blocks, Equations 2 and 3 of arXiv:2010.11929."""
+
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from vit_jax.models import attention
+
+Array = jax.Array
+
+
+def identity(x: Array) -> Array:
+  """Returns `x`: the default of `constrain`."""
+  return x
+
+
+class Encoder(nn.Module, kw_only=True):
+  """The blocks, Equations 2 and 3; `norm` is the final LayerNorm.
+
+  The parameters of all blocks are stacked along a first axis L. Attributes
+  are as in ViT.
+  """
+
+  depth: int
+  num_heads: int
+  mlp_dim: int
+  dropout: float = 0.0
+  attention_dropout: float = 0.0
+  stochastic_depth: float = 0.0
+  layer_scale: float | None = None
+  gelu: str = "tanh"
+  dtype: str = "float32"
+  scan_unroll: int = 1
+  constrain: Callable[[Array], Array] = identity
+
+  def setup(self) -> None:  # noqa: D102
+    stack = nn.scan(
+      Block,
+      variable_axes={"params": 0},
+      split_rngs={"params": True, "dropout": True},
+      in_axes=(0, nn.broadcast),  # pyright: ignore[reportArgumentType]: tuples
+      length=self.depth,
+      # Drawing parameters in a loop of one compiles several times faster.
+      unroll=1 if self.is_initializing() else self.scan_unroll,
+      check_constancy_invariants=False,  # Halves the time to trace.
+    )
+    self.blocks = stack(
+      num_heads=self.num_heads,
+      mlp_dim=self.mlp_dim,
+      dropout=self.dropout,
+      attention_dropout=self.attention_dropout,
+      stochastic_depth=self.stochastic_depth > 0,
+      layer_scale=self.layer_scale,
+      gelu=self.gelu,
+      dtype=self.dtype,
+      constrain=self.constrain,
+    )
+    self.norm = layer_norm(self.dtype)
+
+  def __call__(self, x: Array, *, train: bool) -> Array:
+    """Returns [B, N, D] after the last block, before the final norm."""
+    rates = jnp.linspace(0.0, self.stochastic_depth, self.depth)
+    # By position: nn.scan drops keyword arguments.
+    x, _ = self.blocks(x, rates, train)
+    return x
+
+
+class Block(nn.Module, kw_only=True):
+  """One pre-norm block: attention, then MLP, each with a residual.
+
+  Attributes are as in ViT; `stochastic_depth` only says whether there is any,
+  as the rate differs from block to block.
+  """
+
+  num_heads: int
+  mlp_dim: int
+  dropout: float = 0.0
+  attention_dropout: float = 0.0
+  stochastic_depth: bool = False
+  layer_scale: float | None = None
+  gelu: str = "tanh"
+  dtype: str = "float32"
+  constrain: Callable[[Array], Array] = identity
+
+  @nn.compact
+  def __call__(self, x: Array, rate: Array, train: bool) -> tuple[Array, None]:
+    """Returns the new [B, N, D], and None, as nn.scan wants it.
+
+    Args:
+      x: [B, N, D].
+      rate: [] stochastic-depth rate of this block.
+      train: turns on dropout and stochastic depth.
+    """
+    x = self.constrain(x)
+    y = layer_norm(self.dtype, name="norm1")(x)
+    y = attention.Attention(
+      num_heads=self.num_heads,
+      dropout=self.attention_dropout,
+      dtype=self.dtype,
+      name="attention",
+    )(y, y, train=train)
+    y = nn.Dropout(self.dropout)(y, deterministic=not train)
+    x = x + self._residual("layer_scale1", y, rate, train)
+    y = layer_norm(self.dtype, name="norm2")(x)
+    y = Mlp(
+      mlp_dim=self.mlp_dim,
+      dropout=self.dropout,
+      gelu=self.gelu,
+      dtype=self.dtype,
+      name="mlp",
+    )(y, train=train)
+    x = x + self._residual("layer_scale2", y, rate, train)
+    return x, None
+
+  def _residual(self, name: str, y: Array, rate: Array, train: bool) -> Array:
+    """Returns `y`, scaled and, in training, dropped for some examples."""
+    if self.layer_scale is not None:
+      init = nn.initializers.constant(self.layer_scale)
+      scale = self.param(name, init, y.shape[-1:]).astype(y.dtype)
+      y = y * scale[None, None]
+    if not (train and self.stochastic_depth):
+      return y
+    keep = 1.0 - rate
+    shape = (len(y), 1, 1)
+    kept = jax.random.bernoulli(self.make_rng("dropout"), keep, shape)
+    return jnp.where(kept, y / keep.astype(y.dtype), jnp.zeros_like(y))
+
+
+class Mlp(nn.Module, kw_only=True):
+  """Two dense layers, fc1 and fc2, with a GELU between them.
+
+  Attributes are as in ViT.
+  """
+
+  mlp_dim: int
+  dropout: float = 0.0
+  gelu: str = "tanh"
+  dtype: str = "float32"
+
+  @nn.compact
+  def __call__(self, x: Array, *, train: bool) -> Array:
+    """Returns [B, N, D] of [B, N, D]."""
+    y = x.reshape(-1, x.shape[-1])  # [B * N, D]: faster on CPUs.
+    y = self._dense(self.mlp_dim, "fc1")(y)
+    y = nn.gelu(y, approximate=self.gelu == "tanh")
+    y = nn.Dropout(self.dropout)(y, deterministic=not train)
+    y = self._dense(x.shape[-1], "fc2")(y)
+    y = nn.Dropout(self.dropout)(y, deterministic=not train)
+    return y.reshape(x.shape)
+
+  def _dense(self, features: int, name: str) -> nn.Dense:
+    return nn.Dense(
+      features,
+      kernel_init=nn.initializers.xavier_uniform(),
+      bias_init=nn.initializers.normal(1e-6),
+      dtype=self.dtype,
+      name=name,
+    )
+
+
+def layer_norm(dtype: str, *, name: str | None = None) -> nn.LayerNorm:
+  """Returns the LayerNorm of the checkpoints, with float32 statistics."""
+  return nn.LayerNorm(
+    epsilon=1e-6, use_fast_variance=False, dtype=dtype, name=name
+  )

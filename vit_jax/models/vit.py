@@ -1,0 +1,348 @@
+"""The Vision Transformer, from pixels to logits.
+
+Source: "An Image is Worth 16x16 Words" (arXiv:2010.11929), Equations 1 to 4.
+
+Parameters, with L blocks and R registers; every leaf under encoder/blocks is
+stacked, its first axis is L:
+
+  patch_embed/{kernel [Ph, Pw, C, D], bias}
+  cls [1, 1, D], cls_posemb [1, 1, D], posemb [1, N, D], registers [1, R, D]
+  encoder/blocks/{norm1, norm2}/{scale, bias}
+  encoder/blocks/attention/{query, key, value, out}/{kernel, bias}
+  encoder/blocks/mlp/{fc1, fc2}/{kernel, bias}
+  encoder/blocks/{layer_scale1, layer_scale2}
+  encoder/norm/{scale, bias}
+  map_head/{probe [1, 1, D], attention, norm, mlp}
+  representation/{kernel, bias}, head/{kernel, bias}
+
+The order of the tokens: cls, registers, then the grid, row by row.
+"""
+
+import difflib
+import re
+from collections.abc import Callable, Iterator
+from typing import TypedDict
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from vit_jax.models import attention, encoder, output, patch_embed, posemb
+
+Array = jax.Array
+
+POOLS = ("cls", "gap", "map")
+GELUS = ("tanh", "erf")
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+class ViT(nn.Module, kw_only=True):
+  """A Vision Transformer for images of any size that the patches divide.
+
+  Attributes:
+    num_classes: K; 0 for no head.
+    width: D, the size of a token.
+    depth: number of blocks.
+    num_heads: attention heads; must divide `width`.
+    mlp_dim: hidden size of the MLP of each block.
+    patch_size: pixels (height, width).
+    posemb: "learned" (1-D), "sincos2d" (fixed) or "none".
+    pool: "cls" reads the class token, "gap" averages the grid, "map" attends
+      to it with a learned probe. Only "cls" has a class token.
+    norm_after_pool: for "gap", averages before the final norm, not after it.
+    cls_posemb: gives the class token a position of its own, the last term of
+      Equation 1 (big_vision and DeiT-III have none). There is none in any case
+      with posemb="none".
+    representation_size: size of the tanh layer before the head; None for none.
+    num_registers: learned tokens without a position (arXiv:2309.16588).
+    dropout: rate after the position embeddings and after each dense layer of
+      a block but query, key and value (paper, B.1), in [0, 1).
+    attention_dropout: rate for the attention weights, in [0, 1).
+    stochastic_depth: rate at which the last block's residuals are dropped, per
+      example; it grows linearly from 0 at the first block.
+    layer_scale: initial value of the learned scale of each residual channel
+      (arXiv:2103.17239); None for no scale.
+    gelu: "tanh" (the approximation; JAX checkpoints) or "erf" (PyTorch ones).
+    head_bias_init: initial bias of the head, e.g. -10 for sigmoid losses.
+    dtype: compute dtype. Parameters, softmax, norm statistics, representation
+      and logits are float32 whatever it is.
+    scan_unroll: blocks unrolled per step of the scan over depth: faster steps,
+      slower compilation. Never changes the parameters.
+    constrain: pins the sharding of [B, N, D] activations; a module-level
+      function, because modules are compared by their fields.
+  """
+
+  num_classes: int
+  width: int
+  depth: int
+  num_heads: int
+  mlp_dim: int
+  patch_size: tuple[int, int] = (16, 16)
+  posemb: str = "learned"
+  pool: str = "cls"
+  norm_after_pool: bool = False
+  cls_posemb: bool = True
+  representation_size: int | None = None
+  num_registers: int = 0
+  dropout: float = 0.0
+  attention_dropout: float = 0.0
+  stochastic_depth: float = 0.0
+  layer_scale: float | None = None
+  gelu: str = "tanh"
+  head_bias_init: float = 0.0
+  dtype: str = "float32"
+  scan_unroll: int = 1
+  constrain: Callable[[Array], Array] = encoder.identity
+
+  def __post_init__(self) -> None:
+    problems = list(_problems(self))
+    if problems:
+      raise ValueError("\n".join(problems))
+    super().__post_init__()
+
+  @nn.compact
+  def __call__(
+    self, image: Array, *, train: bool = False
+  ) -> output.ModelOutput:
+    """Returns logits, the pooled representation and the tokens of the grid.
+
+    Args:
+      image: [B, H, W, C] float, in the range the model was trained for.
+      train: turns on dropout and stochastic depth (rng stream "dropout").
+
+    Raises:
+      ValueError: for an image that the patches or the parameters do not fit.
+    """
+    x = patch_embed.PatchEmbed(
+      patch_size=self.patch_size,
+      width=self.width,
+      dtype=self.dtype,
+      name="patch_embed",
+    )(image)  # [B, h, w, D]
+    b, h, w, d = x.shape
+    x = self.constrain(x.reshape(b, h * w, d))  # [B, N, D]
+    x = self._add_prefix(self._add_positions(x, (h, w)))
+    x = nn.Dropout(self.dropout)(x, deterministic=not train)
+    blocks = encoder.Encoder(
+      depth=self.depth,
+      num_heads=self.num_heads,
+      mlp_dim=self.mlp_dim,
+      dropout=self.dropout,
+      attention_dropout=self.attention_dropout,
+      stochastic_depth=self.stochastic_depth,
+      layer_scale=self.layer_scale,
+      gelu=self.gelu,
+      dtype=self.dtype,
+      scan_unroll=self.scan_unroll,
+      constrain=self.constrain,
+      name="encoder",
+    )
+    x = blocks(x, train=train)
+    pooled, tokens = self._pool(x, blocks.norm)
+    logits, representation = self._classify(pooled)
+    return output.ModelOutput(logits, representation, tokens)
+
+  def _add_positions(self, x: Array, grid: tuple[int, int]) -> Array:
+    if self.posemb == "none":
+      return x
+    if self.posemb == "sincos2d":
+      return x + posemb.sincos2d(grid, self.width).astype(x.dtype)
+    if self.has_variable("params", "posemb"):
+      posemb.check_grid(self.get_variable("params", "posemb"), grid)
+    init = nn.initializers.normal(0.02)  # As BERT.
+    positions = self.param("posemb", init, (1, *x.shape[1:]))
+    return x + positions.astype(x.dtype)
+
+  def _add_prefix(self, x: Array) -> Array:
+    """Returns [B, (1) + R + N, D]: class token, registers, grid."""
+    prefix = []
+    if self.pool == "cls":
+      shape = (1, 1, self.width)
+      cls = self.param("cls", nn.initializers.zeros, shape)
+      if self.cls_posemb and self.posemb != "none":
+        init = nn.initializers.normal(0.02)
+        cls = cls + self.param("cls_posemb", init, shape)
+      prefix.append(cls)
+    if self.num_registers:
+      shape = (1, self.num_registers, self.width)
+      init = nn.initializers.normal(1e-6)
+      prefix.append(self.param("registers", init, shape))
+    tiled = [
+      jnp.broadcast_to(p, (len(x), *p.shape[1:])).astype(x.dtype)
+      for p in prefix
+    ]
+    return jnp.concatenate([*tiled, x], axis=1)
+
+  def _pool(self, x: Array, norm: nn.Module) -> tuple[Array, Array]:
+    """Returns the pooled vector [B, D] and the normed grid [B, N, D]."""
+    num_prefix = self.num_registers + (self.pool == "cls")
+    normed = norm(x)
+    tokens = normed[:, num_prefix:]  # [B, N, D]
+    if self.pool == "cls":
+      return normed[:, 0], tokens
+    if self.pool == "map":
+      pooled = MapHead(
+        num_heads=self.num_heads,
+        mlp_dim=self.mlp_dim,
+        gelu=self.gelu,
+        dtype=self.dtype,
+        name="map_head",
+      )(tokens)
+      return pooled, tokens
+    if self.norm_after_pool:
+      grid = x[:, num_prefix:]
+      return norm(grid.mean(axis=1, dtype=jnp.float32)), tokens
+    return tokens.mean(axis=1, dtype=jnp.float32), tokens
+
+  def _classify(self, pooled: Array) -> tuple[Array, Array]:
+    """Returns float32 logits [B, K] and representation [B, R] of [B, D]."""
+    representation = pooled.astype(jnp.float32)
+    if self.representation_size is not None:
+      dense = nn.Dense(self.representation_size, name="representation")
+      representation = nn.tanh(dense(representation))
+    if self.num_classes == 0:
+      return jnp.zeros((len(pooled), 0), jnp.float32), representation
+    logits = nn.Dense(
+      self.num_classes,
+      kernel_init=nn.initializers.zeros,
+      bias_init=nn.initializers.constant(self.head_bias_init),
+      name="head",
+    )(representation)
+    return logits, representation
+
+
+class MapHead(nn.Module, kw_only=True):
+  """Multi-head attention pooling: one learned probe asks all tokens.
+
+  Source: big_vision, models/vit.py; "Scaling Vision Transformers"
+  (arXiv:2106.04560). Attributes are as in ViT.
+  """
+
+  num_heads: int
+  mlp_dim: int
+  gelu: str = "tanh"
+  dtype: str = "float32"
+
+  @nn.compact
+  def __call__(self, x: Array) -> Array:
+    """Returns [B, D] of [B, N, D]."""
+    b, _, d = x.shape
+    probe = self.param("probe", nn.initializers.xavier_uniform(), (1, 1, d))
+    probe = jnp.broadcast_to(probe.astype(x.dtype), (b, 1, d))
+    x = attention.Attention(
+      num_heads=self.num_heads, dtype=self.dtype, name="attention"
+    )(probe, x, train=False)  # [B, 1, D]
+    y = encoder.layer_norm(self.dtype, name="norm")(x)
+    y = encoder.Mlp(
+      mlp_dim=self.mlp_dim, gelu=self.gelu, dtype=self.dtype, name="mlp"
+    )(y, train=False)
+    return (x + y)[:, 0]
+
+
+class Sizes(TypedDict):
+  """The arguments of ViT that a variant's name stands for."""
+
+  patch_size: tuple[int, int]
+  width: int
+  depth: int
+  mlp_dim: int
+  num_heads: int
+
+
+# (width, depth, mlp_dim, num_heads). B, L, H: Table 1 of the paper; Ti, S:
+# arXiv:2106.10270; g, G, e: arXiv:2106.04560; the others: big_vision.
+VARIANTS = {
+  "mu": (32, 1, 128, 2),
+  "Ti": (192, 12, 768, 3),
+  "S": (384, 12, 1536, 6),
+  "M": (512, 12, 2048, 8),
+  "B": (768, 12, 3072, 12),
+  "L": (1024, 24, 4096, 16),
+  "So400m": (1152, 27, 4304, 16),
+  "H": (1280, 32, 5120, 16),
+  "g": (1408, 40, 6144, 16),
+  "g-opt": (1536, 40, 6144, 16),
+  "G": (1664, 48, 8192, 16),
+  "G-opt": (1536, 48, 8192, 16),
+  "e": (1792, 56, 15360, 16),
+}
+
+
+def sizes(variant: str) -> Sizes:
+  """Returns the sizes of a published variant, as arguments of ViT.
+
+  Args:
+    variant: name and patch size in pixels: "B/16", or "B/16x8" for patches of
+      16 rows and 8 columns. Names differ by case: "g" is not "G".
+
+  Raises:
+    ValueError: for another name; lists the names and the closest match.
+  """
+  match = re.fullmatch(r"(.+)/([1-9]\d*)(?:x([1-9]\d*))?", variant)
+  if match is None or match[1] not in VARIANTS:
+    name = match[1] if match else variant.split("/")[0]
+    same = [v for v in VARIANTS if v.lower() == name.lower()]
+    close = same or difflib.get_close_matches(name, VARIANTS, 1, 0.3)
+    patch = variant[len(name) :] if match else "/16"
+    hint = f" Did you mean {close[0] + patch!r}?" if close else ""
+    raise ValueError(
+      f"variant: got {variant!r}; must be NAME/PATCH or NAME/HEIGHTxWIDTH with "
+      f"a NAME of {list(VARIANTS)}.{hint}"
+    )
+  width, depth, mlp_dim, num_heads = VARIANTS[match[1]]
+  patch_size = (int(match[2]), int(match[3] or match[2]))
+  return Sizes(
+    patch_size=patch_size,
+    width=width,
+    depth=depth,
+    mlp_dim=mlp_dim,
+    num_heads=num_heads,
+  )
+
+
+def _problems(model: ViT) -> Iterator[str]:
+  """Yields one line for each field, or pair of fields, that makes no model."""
+  m = model
+  for name in ("width", "depth", "num_heads", "mlp_dim", "scan_unroll"):
+    if getattr(m, name) < 1:
+      yield f"{name}: got {getattr(m, name)}; must be at least 1."
+  for name in ("num_classes", "num_registers"):
+    if getattr(m, name) < 0:
+      yield f"{name}: got {getattr(m, name)}; must be at least 0."
+  for name in ("dropout", "attention_dropout", "stochastic_depth"):
+    if not 0 <= getattr(m, name) < 1:
+      yield f"{name}: got {getattr(m, name)}; must be in [0, 1)."
+  choices = {"posemb": posemb.KINDS, "pool": POOLS}
+  choices |= {"gelu": GELUS, "dtype": DTYPES}
+  for name, allowed in choices.items():
+    value = getattr(m, name)
+    if value not in allowed:
+      close = difflib.get_close_matches(str(value), allowed, 1)
+      hint = f" Did you mean {close[0]!r}?" if close else ""
+      yield f"{name}: got {value!r}; must be one of {list(allowed)}.{hint}"
+  if len(m.patch_size) != 2 or min(m.patch_size) < 1:
+    yield (
+      f"patch_size: got {m.patch_size!r}; must be (height, width) in pixels, "
+      "at least 1. Use e.g. (16, 16)."
+    )
+  if m.width % max(m.num_heads, 1):
+    yield (
+      f"num_heads: got {m.num_heads}; must divide width {m.width}. Use one of "
+      f"{[h for h in range(1, 33) if m.width % h == 0]}."
+    )
+  if m.posemb == "sincos2d" and (m.width % 4 or m.width < 8):
+    yield (
+      f'posemb: got "sincos2d" with width {m.width}; needs a multiple of 4, at '
+      'least 8. Use "learned", or another width.'
+    )
+  if m.norm_after_pool and m.pool != "gap":
+    yield (
+      f'norm_after_pool: got True with pool {m.pool!r}; only "gap" averages. '
+      'Set it to False, or pool="gap".'
+    )
+  size = m.representation_size
+  if size is not None and size < 1:
+    yield (
+      f"representation_size: got {size}; must be at least 1, or None for no "
+      "such layer."
+    )

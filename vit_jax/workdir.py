@@ -1,0 +1,154 @@
+"""The folder of a run: its config, its class names, where its files lie."""
+
+import json
+from typing import Any
+
+import jax
+from absl import logging
+from etils import epath
+from jax.experimental import multihost_utils
+
+from vit_jax import config as config_lib
+from vit_jax import spec
+
+# What a process killed while it made the folder may have left there.
+_LEFT_BEHIND = {"classes.json", "classes.json.tmp", "config.json.tmp"}
+
+
+def resolve(path: epath.PathLike) -> epath.Path:
+  """Returns the folder's full path; `~` expanded, `gs://` left as it is.
+
+  Raises:
+    ValueError: if it is empty.
+  """
+  if not str(path):
+    raise ValueError(
+      "workdir: got ''; expected a folder. Give --workdir=runs/NAME; it is "
+      "made if it is not there."
+    )
+  folder = epath.Path(path).expanduser()
+  return folder if "://" in str(folder) else folder.resolve()
+
+
+def prepare(
+  path: epath.PathLike,
+  experiment: config_lib.Experiment,
+  *,
+  class_names: tuple[str, ...],
+  force: bool = False,
+) -> None:
+  """Makes the folder and writes `config.json` and `classes.json` to it.
+
+  Args:
+    path: the folder.
+    experiment: the run.
+    class_names: in label order.
+    force: accept a folder of something else, or a changed config.
+
+  Raises:
+    ValueError: if the folder holds something else, or the run of another
+      config: what would change the numbers is listed.
+  """
+  folder = epath.Path(path)
+  new = spec.to_json(experiment.model_dump())
+  there = {file.name for file in folder.iterdir()} if folder.exists() else set()
+  if "config.json" in there:
+    _check_changes(folder, json.loads(new), force)
+    _check_class_names(folder, class_names, force)
+  elif there - _LEFT_BEHIND and not force:
+    raise ValueError(
+      f"workdir: got {str(folder)!r}, which is not empty and not a run's. "
+      "Choose another one, or use --force to share it."
+    )
+  if jax.process_count() > 1:  # All have looked before one writes.
+    multihost_utils.sync_global_devices("workdir")
+  if jax.process_index() == 0:
+    folder.mkdir(parents=True, exist_ok=True)
+    names = json.dumps(class_names, ensure_ascii=False, indent=0)
+    _write(folder / "classes.json", names)
+    _write(folder / "config.json", new)
+
+
+def read_config(
+  path: epath.PathLike, *, allow: tuple[str, ...] = ()
+) -> config_lib.Experiment:
+  """Returns the config of a run.
+
+  Args:
+    path: its folder.
+    allow: modules outside `vit_jax` that the config may name.
+
+  Raises:
+    ValueError: if there is none, or it names a function elsewhere.
+  """
+  file = epath.Path(path) / "config.json"
+  if not file.exists():
+    raise ValueError(
+      f"workdir: got {str(path)!r}; it has no config.json. Give the folder of "
+      "a run."
+    )
+  try:
+    tree = spec.from_json(file.read_text("utf-8"), allow=allow)
+  except ValueError as error:
+    raise ValueError(f"{file}: {error}") from None
+  # The mesh is that of the run; this process may have other devices.
+  tree["mesh"] = {"data": 1, "fsdp": -1}
+  return config_lib.parse(tree, name=str(file))
+
+
+def read_class_names(path: epath.PathLike) -> tuple[str, ...] | None:
+  """Returns the class names of a run in label order, None if it has none."""
+  file = epath.Path(path) / "classes.json"
+  return tuple(json.loads(file.read_text("utf-8"))) if file.exists() else None
+
+
+def _check_changes(
+  folder: epath.Path, new: dict[str, Any], force: bool
+) -> None:
+  try:
+    old = json.loads((folder / "config.json").read_text("utf-8"))
+  except ValueError as error:
+    raise ValueError(
+      f"workdir: got {str(folder)!r}; its config.json is damaged ({error}). "
+      "Remove that file and use --force to go on."
+    ) from None
+  changes = config_lib.changes(old, new)
+  free = {k: v for k, v in changes.items() if config_lib.is_free_to_change(k)}
+  for key, change in free.items():
+    logging.info("config changed since this run started: %s: %s", key, change)
+  fixed = {k: v for k, v in changes.items() if k not in free}
+  lines = "\n".join(f"  {key}: {change}" for key, change in fixed.items())
+  if fixed and not force:
+    raise ValueError(
+      f"workdir: got {str(folder)!r}, the run of another config:\n{lines}\n"
+      "Choose another workdir, or use --force to go on with the new values."
+    )
+  if fixed:
+    logging.warning("going on with a changed config:\n%s", lines)
+
+
+def _check_class_names(
+  folder: epath.Path, class_names: tuple[str, ...], force: bool
+) -> None:
+  old = read_class_names(folder)
+  if old is None or old == class_names or force:
+    return
+  raise ValueError(
+    f"workdir: got {str(folder)!r}, the run of the {len(old)} classes "
+    f"{_some(old)}; the data now has the {len(class_names)} classes "
+    f"{_some(class_names)}. Choose another workdir."
+  )
+
+
+def _some(names: tuple[str, ...]) -> str:
+  return ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")
+
+
+def _write(file: epath.Path, text: str) -> None:
+  """Writes a file of which a killed process never leaves a half."""
+  if "://" in str(file):  # An object appears when it is complete.
+    file.write_text(text, "utf-8")
+  else:
+    temporary = file.with_name(f"{file.name}.tmp")
+    temporary.write_text(text, "utf-8")
+    temporary.replace(file)
