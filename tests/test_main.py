@@ -183,6 +183,22 @@ def test_predict_names_images_and_goes_on_past_a_bad_file(whole, run, tmp_path):
   assert "bad.jpg" in output and "missing.png" in output
 
 
+@pytest.mark.parametrize("name", ["vit_b16", "vit_l16"])
+def test_the_imagenet_recipes_train_two_steps(run, tmp_path, name):
+  output = run(
+    f"--config=tests/imagenet_on_fake.py:{name}",
+    f"--workdir={tmp_path / 'run'}",
+    "--config.model.depth=1",
+    "--config.batch_size=8",
+    "--config.total_steps=2",
+    "--config.schedule.warmup_steps=1",
+    "--config.data.num_workers=0",
+    "--config.evals.val.num_workers=0",
+  )
+  assert "step 2/2" in output
+  assert re.search(r"count\s+│\s+12\b", output), output
+
+
 def test_help_of_the_commands_answers(run):
   assert "--workdir" in run("--help")
   assert "--workdir" in run("--help", module="vit_jax.predict")

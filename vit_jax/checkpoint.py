@@ -179,14 +179,18 @@ def restore_folder(
   Args:
     folder: of one step.
     target: ShapeDtypeStructs with shardings.
+
+  Raises:
+    ValueError: naming every missing, unexpected and mis-shaped parameter; for
+      damage, that or what else Orbax raises.
   """
   info = _read_json(folder / "info")
-  with ocp.StandardCheckpointer() as checkpointer:
-    read = {
-      name: checkpointer.restore(folder / name, getattr(target, name))
-      for name in ("params", "opt_state", "ema_params")
-      if getattr(target, name) is not None
-    }
+  check_tree(saved_shapes(folder), target.params, source=str(folder))
+  read = {
+    name: _read_arrays(folder / name, getattr(target, name))
+    for name in ("params", "opt_state", "ema_params")
+    if getattr(target, name) is not None
+  }
   step = jax.device_put(np.int32(info["step"]), target.step.sharding)
   state = state_lib.TrainState(
     step=step,
@@ -209,9 +213,8 @@ def load_params(path: epath.PathLike, target: PyTree) -> PyTree:
   """
   folder = find_params(path)
   item = "ema_params" if (folder / "ema_params").exists() else "params"
-  with ocp.StandardCheckpointer() as checkpointer:
-    check_tree(saved_shapes(folder), target, source=str(folder))
-    return checkpointer.restore(folder / item, target)
+  check_tree(saved_shapes(folder), target, source=str(folder))
+  return _read_arrays(folder / item, target)
 
 
 def saved_shapes(folder: epath.Path) -> dict[str, tuple[int, ...]]:
@@ -242,6 +245,22 @@ def check_tree(
   if problems:
     lines = "\n  ".join(problems)
     raise ValueError(f"{source} does not fit the model:\n  {lines}")
+
+
+def _read_arrays(folder: epath.Path, target: PyTree) -> PyTree:
+  """Returns the arrays of one item.
+
+  Raises:
+    ValueError: if one is damaged.
+  """
+  with ocp.StandardCheckpointer() as checkpointer:
+    try:
+      return checkpointer.restore(folder, target)
+    except Exception as error:
+      # Orbax wraps what it cannot read in an Exception of no kind.
+      if type(error) is not Exception:
+        raise
+      raise ValueError(f"{folder}: {error.__cause__}") from error
 
 
 def _read_json(folder: epath.Path) -> dict[str, Any]:

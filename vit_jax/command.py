@@ -24,7 +24,7 @@ def run(main: Callable[[], int]) -> NoReturn:
   logging.get_absl_handler().addFilter(_is_for_people)
   try:
     sys.exit(main())
-  except (ValueError, FloatingPointError) as error:
+  except (FloatingPointError, ImportError, OSError, ValueError) as error:
     last = traceback.extract_tb(error.__traceback__)[-1]
     if not last.filename.startswith(_PACKAGE):
       raise

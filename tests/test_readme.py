@@ -1,0 +1,123 @@
+"""Each command of the README is one that works."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text("utf-8")
+
+
+def commands() -> list[str]:
+  """Returns the README's shell commands, each on one line."""
+  blocks = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
+  lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+  return [re.sub(r"\s+#.*", "", line).strip() for line in lines if line.strip()]
+
+
+# What a test here runs, or what .ci/run runs, of each command.
+QUICKSTART = (
+  "pip install -e . && python -m vit_jax.main --config=configs/quickstart.py "
+  "--workdir=runs/quickstart"
+)
+AFTER_QUICKSTART = (
+  "python -m vit_jax.predict --workdir=runs/quickstart digit.png",
+  "python -m vit_jax.main --mode=eval --config=configs/quickstart.py "
+  "--workdir=runs/quickstart",
+)
+OWN_IMAGES = (
+  "python -m vit_jax.main --config=configs/folder.py:ROOT --workdir=runs/mine",
+  "python -m vit_jax.predict --workdir=runs/mine photo.jpg",
+  "python -m vit_jax.main --config=configs/folder.py:ROOT "
+  "--workdir=runs/longer --config.total_steps=2000 "
+  "--config.schedule.lr=5e-4 --config.ema_decay=0.999",
+)
+IMAGENET = (
+  "python -m vit_jax.main --config=configs/vit_l16.py --workdir=runs/vit_l16"
+)
+TESTS = 'pip install -e ".[test]" && pytest'
+
+
+def test_every_command_of_the_readme_is_run():
+  known = {QUICKSTART, *AFTER_QUICKSTART, *OWN_IMAGES, IMAGENET, TESTS}
+  assert {" ".join(c.split()) for c in commands()} == known
+
+
+def test_the_quickstart_learns_digits_and_names_one(tmp_path):
+  train = QUICKSTART.split(" && ")[1]
+  output = _run(train, tmp_path)
+  accuracy = float(re.findall(r"accuracy\s+│\s+([\d.]+)", output)[0])
+  assert accuracy >= 0.96  # What README and recipe promise.
+  from sklearn import datasets
+
+  pixels = datasets.load_digits().images[0] * 255 / 16  # A zero.
+  Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / "digit.png")
+  named, evaluated = (_run(line, tmp_path) for line in AFTER_QUICKSTART)
+  assert re.search(r"digit\.png\s+\d+\.\d+%  0\b", named), named
+  assert re.search(rf"accuracy\s+│\s+{accuracy}", evaluated)
+  report = (tmp_path / "runs/quickstart/report.html").read_text("utf-8")
+  assert "quickstart" in report
+
+
+@pytest.mark.slow
+def test_own_images_train_and_are_named(tmp_path):
+  rng = np.random.default_rng(0)
+  for split, count in (("train", 12), ("val", 4)):
+    for name, colour in (("red", (220, 40, 40)), ("blue", (40, 40, 220))):
+      folder = tmp_path / "ROOT" / split / name
+      folder.mkdir(parents=True)
+      for i in range(count):
+        noise = rng.integers(-30, 30, (40, 60, 3)) + np.array(colour)
+        image = Image.fromarray(noise.clip(0, 255).astype(np.uint8))
+        image.save(folder / f"{i}.jpg")
+  shutil.copy(tmp_path / "ROOT/val/blue/0.jpg", tmp_path / "photo.jpg")
+  first, predict, longer = OWN_IMAGES
+  shrink = " --config.total_steps=6 --config.schedule.warmup_steps=1"
+  shrink += " --config.model.depth=1"
+  _run(first + shrink, tmp_path)
+  assert "blue" in _run(predict, tmp_path)
+  longer = longer.replace("total_steps=2000", "total_steps=8")
+  longer += " --config.schedule.warmup_steps=1 --config.model.depth=1"
+  _run(longer, tmp_path)
+
+
+def test_missing_imagenet_gets_an_error_that_says_how_to_get_it(tmp_path):
+  output = _run(IMAGENET, tmp_path, code=1, TFDS_DATA_DIR=str(tmp_path))
+  assert "ILSVRC2012_img_train.tar" in output
+  assert "Traceback" not in output
+
+
+def _run(command, folder, *, code=0, **environment):
+  """Runs a README command; workdirs and images lie in `folder`."""
+  python, *arguments = shlex.split(command)
+  assert python == "python"
+  arguments = [
+    a.replace("configs/", f"{ROOT}/configs/").replace(
+      ":ROOT", f":{folder / 'ROOT'}"
+    )
+    for a in arguments
+  ]
+  done = subprocess.run(
+    [sys.executable, *arguments],
+    cwd=folder,
+    env={
+      **os.environ,
+      "JAX_PLATFORMS": "cpu",
+      "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
+      "PYTHONPATH": str(ROOT),
+      **environment,
+    },
+    capture_output=True,
+    text=True,
+    timeout=600,
+  )
+  assert done.returncode == code, done.stdout + done.stderr
+  return done.stdout + done.stderr
