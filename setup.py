@@ -45,7 +45,7 @@ EXTRAS = {
   ],
   "wandb": ["wandb>=0.19,<1"],
 }
-EXTRAS["test"] = ["pytest>=8.3,<10", *EXTRAS["tfds"]]
+EXTRAS["test"] = ["pytest>=8.3,<10", "pytest-xdist>=3.6,<4", *EXTRAS["tfds"]]
 EXTRAS["dev"] = ["pyright==1.1.414", "ruff==0.17.6", *EXTRAS["test"]]
 
 setuptools.setup(

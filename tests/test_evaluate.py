@@ -1,5 +1,6 @@
 """Evaluators of a run, by name, on a checkpoint and without a loop."""
 
+import dataclasses
 import json
 
 import jax
@@ -34,7 +35,8 @@ def workdir(tmp_path_factory):
     for step in (3, 5):
       state = run.place(tiny.random_params(step))
       checkpoints.save(
-        state.replace(
+        dataclasses.replace(
+          state,
           step=jax.device_put(np.int32(step), run.target.step.sharding),
           ema_params=jax.device_put(
             tiny.random_params(step + 1),
@@ -86,7 +88,7 @@ def test_classes_are_those_the_run_was_trained_on(workdir):
   file = workdir / "classes.json"
   file.write_text(json.dumps([f"other_{k}" for k in range(10)]))
   try:
-    with pytest.raises(ValueError, match="the model knows 10: .'other_0'"):
+    with pytest.raises(ValueError, match=r"the model knows 10: .'other_0'"):
       evaluate.evaluate(make_experiment(), workdir)
   finally:
     file.unlink()
@@ -99,7 +101,7 @@ def test_model_that_is_not_the_checkpoints_is_refused(workdir):
 
 
 def test_without_evaluators_there_is_nothing_to_do(workdir):
-  with pytest.raises(ValueError, match="evals: got none; .* Add one"):
+  with pytest.raises(ValueError, match=r"evals: got none; .* Add one"):
     evaluate.evaluate(tiny.experiment(), workdir)
 
 
@@ -139,5 +141,6 @@ def test_report_shows_the_numbers_and_the_worst_pictures():
   assert section.name == "val"
   assert section.class_names == context.class_names
   assert section.per_class is not None and section.per_class.shape == (10,)
+  assert section.per_class_count is not None
   assert section.per_class_count.sum() == 37
   assert len(section.pictures) == 32

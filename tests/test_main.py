@@ -1,20 +1,12 @@
-"""The command as people use it: real processes, really killed."""
+"""The commands as people use them."""
 
-import json
-import os
-import random
+import functools
 import re
-import subprocess
-import sys
-from pathlib import Path
 
-import jax
-import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
-ROOT = Path(__file__).parents[1]
-SMOKE = "--config=configs/smoke.py"
+from tests import commands
+from tests.commands import SMOKE
 
 
 @pytest.fixture(scope="module")
@@ -24,35 +16,20 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(cache):
-  """Returns a function that runs a command to its end."""
-
-  def run(*arguments, code=0, module="vit_jax.main", **environment):
-    command = [sys.executable, *_target(module), *map(str, arguments)]
-    done = subprocess.run(
-      command,
-      cwd=ROOT,
-      env=_environment(cache, environment),
-      capture_output=True,
-      text=True,
-      timeout=300,
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-  return run
+  return functools.partial(commands.run, cache)
 
 
 @pytest.fixture(scope="module")
 def whole(run, tmp_path_factory):
-  """Returns the workdir of a smoke run that was never interrupted."""
+  """Returns the folder of a smoke run that was never interrupted."""
   path = tmp_path_factory.mktemp("whole")
-  run(SMOKE, f"--workdir={path / 'run'}", **_recorded(path / "ids"))
+  run(SMOKE, f"--workdir={path / 'run'}", **commands.recorded(path / "ids"))
   return path
 
 
 def test_a_run_leaves_metrics_events_checkpoints_and_a_report(whole):
   workdir = whole / "run"
-  records = _records(workdir)
+  records = commands.records(workdir)
   assert [r["step"] for r in records] == [4, 6, 8, 12, 12]
   assert records[1]["val/count"] == 37
   assert {"train/loss", "train/lr", "train/grad_norm"} <= records[0].keys()
@@ -62,73 +39,6 @@ def test_a_run_leaves_metrics_events_checkpoints_and_a_report(whole):
   assert steps == {"8", "12"}
 
 
-@pytest.mark.parametrize("step", [3, 7, 12])
-def test_a_run_killed_at_any_step_ends_bit_identical(
-  whole, run, tmp_path, step
-):
-  arguments = SMOKE, f"--workdir={tmp_path / 'run'}"
-  recorded = _recorded(tmp_path / "ids")
-  run(*arguments, code=-9, KILL_AT=str(step), **recorded)
-  run(*arguments, **recorded)
-  _assert_equal_runs(tmp_path, whole)
-
-
-@pytest.mark.slow
-def test_a_run_killed_at_random_moments_ends_bit_identical(
-  whole, cache, tmp_path
-):
-  arguments = SMOKE, f"--workdir={tmp_path / 'run'}"
-  environment = _environment(cache, _recorded(tmp_path / "ids"))
-  delays = random.Random(0)
-  kills = 0
-  for _ in range(8):
-    process = subprocess.Popen(
-      [sys.executable, "tests/recorded_main.py", *arguments],
-      cwd=ROOT,
-      env=environment,
-      stdout=subprocess.DEVNULL,
-      stderr=subprocess.DEVNULL,
-    )
-    try:
-      assert process.wait(timeout=delays.uniform(4, 12)) == 0
-    except subprocess.TimeoutExpired:
-      process.kill()
-      process.wait()
-      kills += 1
-  assert kills > 0
-  subprocess.run(
-    [sys.executable, "tests/recorded_main.py", *arguments],
-    cwd=ROOT,
-    env=environment,
-    check=True,
-    timeout=300,
-  )
-  _assert_equal_runs(tmp_path, whole)
-
-
-def test_sigterm_in_a_step_saves_that_step_and_exits_with_75(
-  whole, run, tmp_path
-):
-  arguments = SMOKE, f"--workdir={tmp_path / 'run'}"
-  recorded = _recorded(tmp_path / "ids")
-  output = run(*arguments, code=75, TERM_AT="7", **recorded)
-  assert "the state of step 7 is saved" in output
-  assert (tmp_path / "run/checkpoints/7/params").exists()
-  run(*arguments, **recorded)
-  _assert_equal_runs(tmp_path, whole)
-
-
-def test_sigterm_in_an_evaluation_saves_and_repeats_the_evaluation(
-  whole, run, tmp_path
-):
-  arguments = SMOKE, f"--workdir={tmp_path / 'run'}"
-  recorded = _recorded(tmp_path / "ids")
-  output = run(*arguments, code=75, EVAL_TERM_AT="2", **recorded)
-  assert "the state of step 6 is saved" in output
-  run(*arguments, **recorded)
-  _assert_equal_runs(tmp_path, whole)
-
-
 def test_a_finished_run_evaluates_and_says_that_nothing_is_left(whole, run):
   output = run(SMOKE, f"--workdir={whole / 'run'}")
   assert "has trained all 12 steps" in output
@@ -136,7 +46,7 @@ def test_a_finished_run_evaluates_and_says_that_nothing_is_left(whole, run):
 
 def test_mode_eval_gives_the_metrics_of_the_run(whole, run):
   output = run(SMOKE, f"--workdir={whole / 'run'}", "--mode=eval")
-  loss = _records(whole / "run")[-1]["val/loss"]
+  loss = commands.records(whole / "run")[-1]["val/loss"]
   assert re.search(rf"loss\s+│\s+{loss:.4g}", output), output
 
 
@@ -211,66 +121,3 @@ def test_a_second_start_compiles_from_the_cache(whole, run, cache, tmp_path):
   run(SMOKE, f"--workdir={tmp_path / 'run'}")
   after = {p.name for p in cache.iterdir() if "step_fn" in p.name}
   assert after <= before
-
-
-def _target(module):
-  return ["-m", module] if module.startswith("vit_jax") else [module]
-
-
-def _recorded(ids):
-  return {"module": "tests/recorded_main.py", "RECORD": str(ids)}
-
-
-def _environment(cache, extra):
-  kept = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-  return {
-    **kept,
-    "JAX_PLATFORMS": "cpu",
-    "JAX_COMPILATION_CACHE_DIR": str(cache),
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    "PYTHONPATH": str(ROOT),
-    "COLUMNS": "200",
-    **{k: v for k, v in extra.items() if k != "module"},
-  }
-
-
-def _assert_equal_runs(one, other):
-  """Compares ids of each step, metrics, and every leaf of the last state."""
-  assert _ids(one / "ids") == _ids(other / "ids")
-  assert _metrics(one / "run") == _metrics(other / "run")
-  for item in ("params", "ema_params", "opt_state"):
-    leaves, others = (
-      _leaves(path / "run/checkpoints/12" / item) for path in (one, other)
-    )
-    assert leaves.keys() == others.keys()
-    for key, leaf in leaves.items():
-      np.testing.assert_array_equal(leaf, others[key], err_msg=str(key))
-
-
-def _leaves(folder):
-  tree = ocp.StandardCheckpointer().restore(folder)
-  return {
-    jax.tree_util.keystr(path): np.asarray(leaf)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-  }
-
-
-def _ids(path):
-  """Returns the ids by step; a step that was repeated saw the same."""
-  result = {}
-  for line in path.read_text().splitlines():
-    step, ids = json.loads(line)
-    assert result.setdefault(step, ids) == ids
-  return result
-
-
-def _records(workdir):
-  lines = (workdir / "metrics.jsonl").read_text().splitlines()
-  return [json.loads(line) for line in lines]
-
-
-def _metrics(workdir):
-  result = {}
-  for record in _records(workdir):
-    result.setdefault(record["step"], {}).update(record)
-  return result

@@ -3,6 +3,7 @@
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -138,7 +139,7 @@ def test_without_the_hook_nothing_is_pinned(run, monkeypatch):
 
 
 def test_constrain_batch_is_the_identity_without_a_mesh():
-  x = np.arange(6.0).reshape(3, 2)
+  x = jnp.arange(6.0).reshape(3, 2)
   assert sharding.constrain_batch(x) is x
 
 

@@ -1,5 +1,7 @@
 """Where a run starts from, in which order, and what it refuses."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from tests import tiny
 from vit_jax import checkpoint, optim, spec, start
 from vit_jax.data import fake
 
-SGD = {
+SGD: dict[str, Any] = {
   "optimizer": spec.spec(optim.sgd).to_dict(),
   "schedule": spec.spec(optim.constant, lr=0.1).to_dict(),
   "ema_decay": 0.9,
@@ -145,9 +147,7 @@ def test_step_compiles_once_however_a_run_starts(
   assert run.step._cache_size() == 1
 
 
-def test_resumed_run_equals_the_uninterrupted_to_the_bit(
-  run, scratch, trained
-):
+def test_resumed_run_equals_the_uninterrupted_to_the_bit(run, scratch, trained):
   path, _ = trained
   resumed, _ = begin(run, path)
   with jax.set_mesh(run.mesh):
@@ -191,7 +191,7 @@ def test_changed_data_is_refused(run, trained, fields, match):
 
 def test_data_of_a_resumed_run_is_checked_too(run, trained, tmp_path):
   path, _ = trained
-  with pytest.raises(ValueError, match="data.seed: got 9;"):
+  with pytest.raises(ValueError, match=r"data\.seed: got 9;"):
     begin(run, tmp_path, resume_from=str(path), seed=9)
 
 

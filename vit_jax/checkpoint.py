@@ -220,8 +220,13 @@ def load_params(path: epath.PathLike, target: PyTree) -> PyTree:
 def saved_shapes(folder: epath.Path) -> dict[str, tuple[int, ...]]:
   """Returns the shape of each saved parameter by its slashed path."""
   with ocp.StandardCheckpointer() as checkpointer:
-    tree = checkpointer.metadata(folder / "params").item_metadata.tree
-  leaves = jax.tree_util.tree_leaves_with_path(tree)
+    found = checkpointer.metadata(folder / "params").item_metadata
+  if found is None:
+    raise ValueError(
+      f"checkpoint: got {str(folder)!r}; the list of its parameters is missing "
+      "or damaged. Use another step."
+    )
+  leaves = jax.tree_util.tree_leaves_with_path(found.tree)
   return {_path(path): tuple(leaf.shape) for path, leaf in leaves}
 
 

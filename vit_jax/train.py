@@ -1,6 +1,9 @@
 """The training loop."""
 
 import contextlib
+import math
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -132,7 +135,7 @@ def train(
             results = evaluate.run(evaluators, state.eval_params)
             writers.write(step, results)
             evaluated = step
-            keep_best(experiment, best, state, results)
+            keep_best(experiment, best, state, results, info=data)
           if due(step, experiment.checkpoint_every):
             checkpoints.save(state, {**data, "evaluated": evaluated})
 
@@ -163,7 +166,7 @@ def train(
         checkpoints.wait()
         raise preemption.Preempted(step) from None
       writers.write(step, results)
-      keep_best(experiment, best, state, results)
+      keep_best(experiment, best, state, results, info=data)
   if jax.process_index() == 0:
     page.write(
       experiment,
@@ -236,8 +239,23 @@ def keep_best(
   best: checkpoint.Checkpointer,
   state: state_lib.TrainState,
   results: dict[str, float],
+  *,
+  info: Mapping[str, Any],
 ) -> None:
-  """Saves the state if it has the best value yet of `best_metric`."""
+  """Saves the state if it has the best value yet of `best_metric`.
+
+  Higher is better, but for a metric whose name ends with "loss".
+
+  Args:
+    experiment: names the metric.
+    best: holds the best state so far.
+    state: was just evaluated.
+    results: of the evaluation.
+    info: what is kept beside a state.
+
+  Raises:
+    ValueError: if no evaluator gives the metric.
+  """
   name = experiment.best_metric
   if name is None:
     return
@@ -247,10 +265,14 @@ def keep_best(
       "Choose one of these."
     )
   sign = -1 if name.endswith("loss") else 1
-  steps = best.steps()
-  if not steps or sign * (results[name] - best.info(steps[-1])["value"]) > 0:
-    logging.info("step %d has the best %s", int(state.step), name)
-    best.save(state, {"metric": name, "value": results[name]})
+  value, step = float(results[name]), int(state.step)
+  kept = best.info(best.steps()[-1]) if best.steps() else {}
+  old = kept["value"] if kept.get("metric") == name else -sign * math.inf
+  if sign * (value - old) > 0:
+    logging.info("step %d has the best %s", step, name)
+    best.save(
+      state, {**info, "evaluated": step, "metric": name, "value": value}
+    )
 
 
 def _check_stop(stop: preemption.StopSignal) -> None:

@@ -19,7 +19,7 @@ def resolve(path: epath.PathLike) -> epath.Path:
   """Returns the folder's full path; `~` expanded, `gs://` left as it is.
 
   Raises:
-    ValueError: if it is empty.
+    ValueError: if it is empty, or on a storage that checkpoints do not reach.
   """
   if not str(path):
     raise ValueError(
@@ -27,7 +27,13 @@ def resolve(path: epath.PathLike) -> epath.Path:
       "made if it is not there."
     )
   folder = epath.Path(path).expanduser()
-  return folder if "://" in str(folder) else folder.resolve()
+  scheme = str(folder).partition("://")[0] if "://" in str(folder) else None
+  if scheme not in (None, "gs"):  # Orbax takes others for a local folder.
+    raise ValueError(
+      f"workdir: got {str(path)!r}; must be a local folder or gs://. "
+      f"Mount the {scheme} storage, and give the folder."
+    )
+  return folder if scheme else folder.resolve()
 
 
 def prepare(
