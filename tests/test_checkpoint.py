@@ -1,6 +1,7 @@
 """Checkpoints: bit-exact, onto any mesh, and never silently lost."""
 
 import functools
+import gc
 import re
 import shutil
 
@@ -19,6 +20,14 @@ from vit_jax import state as state_lib
 pytestmark = pytest.mark.filterwarnings(
   "ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning"
 )
+
+
+@pytest.fixture(autouse=True)
+def late_reports_stay_here():
+  yield
+  gc.collect()
+
+
 FC1 = "encoder/blocks/mlp/fc1/kernel"
 
 

@@ -93,6 +93,7 @@ def test_predict_names_images_and_goes_on_past_a_bad_file(whole, run, tmp_path):
   assert "bad.jpg" in output and "missing.png" in output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vit_b16", "vit_l16"])
 def test_the_imagenet_recipes_train_two_steps(run, tmp_path, name):
   output = run(

@@ -53,6 +53,7 @@ def test_every_command_of_the_readme_is_run():
   assert {" ".join(c.split()) for c in commands()} == known
 
 
+@pytest.mark.slow
 def test_the_quickstart_learns_digits_and_names_one(tmp_path):
   train = QUICKSTART.split(" && ")[1]
   output = _run(train, tmp_path)

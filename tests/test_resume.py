@@ -82,6 +82,7 @@ def test_a_run_killed_at_random_moments_ends_bit_identical(
   _assert_equal_runs(tmp_path, whole)
 
 
+@pytest.mark.slow
 def test_sigterm_in_a_step_saves_that_step_and_exits_with_75(
   whole, run, tmp_path
 ):
@@ -94,6 +95,7 @@ def test_sigterm_in_a_step_saves_that_step_and_exits_with_75(
   _assert_equal_runs(tmp_path, whole)
 
 
+@pytest.mark.slow
 def test_sigterm_in_an_evaluation_saves_and_repeats_the_evaluation(
   whole, run, tmp_path
 ):

@@ -129,7 +129,7 @@ class Checkpointer:
   def info(self, step: int) -> dict[str, Any]:
     """Returns the JSON that was saved with a step."""
     self.wait()
-    return _read_json(self.directory / str(step) / "info")
+    return read_info(self.directory / str(step))
 
   def _set_aside(self, steps: list[int], why: str) -> None:
     """Renames steps, so that the manager no longer lists them."""
@@ -184,7 +184,7 @@ def restore_folder(
     ValueError: naming every missing, unexpected and mis-shaped parameter; for
       damage, that or what else Orbax raises.
   """
-  info = _read_json(folder / "info")
+  info = read_info(folder)
   check_tree(saved_shapes(folder), target.params, source=str(folder))
   read = {
     name: _read_arrays(folder / name, getattr(target, name))
@@ -268,9 +268,10 @@ def _read_arrays(folder: epath.Path, target: PyTree) -> PyTree:
       raise ValueError(f"{folder}: {error.__cause__}") from error
 
 
-def _read_json(folder: epath.Path) -> dict[str, Any]:
+def read_info(folder: epath.Path) -> dict[str, Any]:
+  """Returns the JSON that was saved in the folder of one step."""
   with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as checkpointer:
-    return checkpointer.restore(folder)
+    return checkpointer.restore(folder / "info")
 
 
 def _path(path: Any) -> str:

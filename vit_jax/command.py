@@ -19,6 +19,8 @@ def run(main: Callable[[], int]) -> NoReturn:
   Only errors that this package raises itself are taken for bad input; others
   keep their traceback.
   """
+  if not flags.FLAGS.is_parsed():
+    flags.FLAGS.mark_as_parsed()  # Or each log line says that it is not.
   logging.use_absl_handler()
   logging.set_verbosity(max(logging.get_verbosity(), logging.INFO))
   logging.get_absl_handler().addFilter(_is_for_people)
@@ -34,11 +36,13 @@ def run(main: Callable[[], int]) -> NoReturn:
 
 
 def _is_for_people(record: std_logging.LogRecord) -> bool:
-  """Returns whether a log line is ours, or a warning of a library."""
-  return (
-    record.pathname.startswith(_PACKAGE)
-    or record.levelno >= std_logging.WARNING
-  )
+  """Returns whether a log line is ours, or a warning of a library.
+
+  Orbax warns of what is as it should be; its failures are exceptions.
+  """
+  orbax = "/orbax/" in record.pathname.replace("\\", "/")
+  lowest = std_logging.ERROR if orbax else std_logging.WARNING
+  return record.pathname.startswith(_PACKAGE) or record.levelno >= lowest
 
 
 def parse_flags(argv: list[str]) -> list[str]:

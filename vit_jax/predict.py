@@ -39,6 +39,7 @@ class Predictor(NamedTuple):
   normalize: preprocess.Normalize
   class_names: tuple[str, ...]
   folder: epath.Path  # of the checkpoint
+  num_channels: int
 
 
 def load(
@@ -77,12 +78,14 @@ def load(
     num_classes=len(class_names),
     constrain=sharding.constrain_batch,
   )
+  folder = checkpoint.find_params(checkpoint_path or path)
   return Predictor(
     model=model,
     transform=spec.build(transforms[0]),
     normalize=spec.build(experiment.normalize),
     class_names=class_names,
-    folder=checkpoint.find_params(checkpoint_path or path),
+    folder=folder,
+    num_channels=checkpoint.read_info(folder)["image_shape"][-1],
   )
 
 
@@ -93,7 +96,7 @@ def predict(
 
   A file that is missing or no image yields what is wrong with it instead.
   """
-  loaded = [_load_image(predictor.transform, path) for path in paths]
+  loaded = [_load_image(predictor, path) for path in paths]
   good = [image for image in loaded if isinstance(image, np.ndarray)]
   rows = iter(_probabilities(predictor, good))
   for path, image in zip(paths, loaded):
@@ -105,11 +108,12 @@ def predict(
     yield path, [(predictor.class_names[k], float(row[k])) for k in order]
 
 
-def _load_image(transform: Transform, path: str) -> np.ndarray | str:
+def _load_image(predictor: Predictor, path: str) -> np.ndarray | str:
   try:
     data = epath.Path(path).expanduser().read_bytes()
     example = Example(image=data, label=np.zeros((), np.int32), id=path)
-    return np.asarray(transform(example, np.random.default_rng(0))["image"])
+    image = predictor.transform(example, np.random.default_rng(0))["image"]
+    return images.with_channels(np.asarray(image), predictor.num_channels)
   except (OSError, images.DecodeError) as error:
     return str(error)
 

@@ -80,6 +80,7 @@ def train(
   )
   workdir.prepare(path, experiment, class_names=source.class_names, force=force)
   data = start.describe_data(experiment, source)
+  data["image_shape"] = list(image_shape)
   with (
     jax.set_mesh(mesh),
     checkpoint.Checkpointer(

@@ -375,3 +375,16 @@ def test_inception_crop_of_a_panorama_is_its_centre():
     13,
     10,
   ]
+
+
+def test_a_grey_model_sees_the_luma_of_a_file():
+  image = np.array([[[255, 0, 0], [0, 255, 0], [7, 7, 7]]], np.uint8)
+  grey = images.with_channels(image, 1)
+  np.testing.assert_array_equal(grey, [[[76], [150], [7]]])  # ITU-R BT.601
+  assert images.with_channels(image, 3) is image
+
+
+def test_a_model_of_more_channels_takes_no_file():
+  image = np.zeros((2, 2, 3), np.uint8)
+  with pytest.raises(images.DecodeError, match="got 3 channels; the model"):
+    images.with_channels(image, 4)

@@ -82,6 +82,26 @@ def decode(
     ) from error
 
 
+def with_channels(image: np.ndarray, num_channels: int) -> np.ndarray:
+  """Returns a decoded file as the model takes it: RGB, or grey by its luma.
+
+  Args:
+    image: [H, W, 3] uint8.
+    num_channels: 1 or 3.
+
+  Raises:
+    DecodeError: for another number; a file has no more than RGB.
+  """
+  if num_channels == image.shape[-1]:
+    return image
+  if num_channels != 1:
+    raise DecodeError(
+      f"image: got {image.shape[-1]} channels; the model takes {num_channels}. "
+      "Predict from arrays in Python instead."
+    )
+  return cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[..., np.newaxis]
+
+
 def resize(image: np.ndarray, size: Size) -> np.ndarray:
   """Returns the image resized to `size`, aspect ratio not kept.
 
