@@ -60,7 +60,7 @@ def test_the_quickstart_learns_digits_and_names_one(tmp_path):
   accuracy = float(re.findall(r"accuracy\s+│\s+([\d.]+)", output)[0])
   assert accuracy >= 0.96  # What README and recipe promise.
   example = arrays.digits(split="train")[0]
-  pixels = np.asarray(example["image"])[..., 0]  # [8, 8]
+  pixels = np.asarray(example["image"]).reshape(8, 8)
   Image.fromarray(pixels).save(tmp_path / "digit.png")
   named, evaluated = (_run(line, tmp_path) for line in AFTER_QUICKSTART)
   label = int(example["label"])

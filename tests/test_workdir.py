@@ -233,12 +233,6 @@ def test_a_run_lies_in_an_object_store_as_well(remote):
   ]
 
 
-def test_an_object_store_folder_of_something_else_is_refused(remote):
-  (remote / "thesis.tex").write_text("x")
-  with pytest.raises(ValueError, match="which is not empty and not a run's"):
-    prepare(remote)
-
-
 def test_a_storage_that_checkpoints_do_not_reach_is_refused():
   with pytest.raises(ValueError, match="must be a local folder or gs://"):
     workdir.resolve("s3://bucket/run")
