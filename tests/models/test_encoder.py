@@ -18,7 +18,7 @@ def blocks_that_add_biases(attention_bias, mlp_bias, **fields):
   module = encoder.Encoder(depth=DEPTH, num_heads=2, mlp_dim=4, **fields)
   x = jnp.zeros((1, 2, WIDTH))
   shapes = jax.eval_shape(
-    lambda: module.init(jax.random.key(0), x, train=False)
+    lambda: module.init(jax.random.key(0), x, train=False, grid=(1, 2))
   )
   params = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes)["params"]
   out, fc2 = (
@@ -30,7 +30,9 @@ def blocks_that_add_biases(attention_bias, mlp_bias, **fields):
 
   def f(x, key):
     rngs = {"dropout": key}
-    return module.apply({"params": params}, x, train=True, rngs=rngs)
+    return module.apply(
+      {"params": params}, x, train=True, grid=(1, 2), rngs=rngs
+    )
 
   # Compiles the random bits in a third of the time.
   return jax.jit(f, compiler_options={"xla_backend_optimization_level": 0})

@@ -1,5 +1,8 @@
 """Position embeddings against NumPy."""
 
+from typing import Any
+
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
@@ -36,17 +39,44 @@ def test_sincos2d_names_the_widths_it_takes(width):
     posemb.sincos2d((2, 2), width)
 
 
-def test_check_grid_accepts_the_training_grid():
-  posemb.check_grid(jax.ShapeDtypeStruct((1, 6, 8), np.float32), (2, 3))
+class Table(nn.Module):
+  """A module that only has a table."""
+
+  @nn.compact
+  def __call__(self, kind, grid):
+    return posemb.table(self, kind, grid, width=4, cls=True, num_unplaced=2)
 
 
-def test_check_grid_says_both_grids():
-  trained = jax.ShapeDtypeStruct((1, 196, 8), np.float32)
+def test_table_has_a_row_for_each_token_and_zeros_for_those_without_a_place():
+  rows, variables = Table().init_with_output(
+    jax.random.key(0), "learned", (2, 3)
+  )
+  params: Any = variables["params"]
+  assert rows.shape == (1, 1 + 2 + 6, 4)
+  np.testing.assert_array_equal(rows[0, :1], params["cls_posemb"][0])
+  np.testing.assert_array_equal(rows[0, 1:3], np.zeros((2, 4)))
+  np.testing.assert_array_equal(rows[0, 3:], params["posemb"][0])
+
+
+def test_learned_2d_is_the_column_beside_the_row():
+  rows, variables = Table().init_with_output(
+    jax.random.key(0), "learned_2d", (2, 3)
+  )
+  params: Any = variables["params"]
+  for n, (row, column) in enumerate(np.ndindex(2, 3)):
+    x, y = params["posemb_columns"][0, column], params["posemb_rows"][0, row]
+    np.testing.assert_array_equal(rows[0, 3 + n], np.concatenate([x, y]))
+
+
+@pytest.mark.parametrize(
+  ("trained", "square"), [((14, 14), r" \(14x14 if square\)"), ((2, 3), "")]
+)
+def test_table_of_another_grid_is_refused_with_both_sizes(trained, square):
+  variables = Table().init(jax.random.key(0), "learned", trained)
+  count = trained[0] * trained[1]
   match = (
-    r"got a grid of 24x24 = 576 patches; .* 196 positions \(14x14 if square\)"
+    "posemb: got a grid of 24x24 patches, which needs 576 positions; the "
+    f"parameters were trained on {count}{square}\\. Use images"
   )
   with pytest.raises(ValueError, match=match):
-    posemb.check_grid(trained, (24, 24))
-  trained = jax.ShapeDtypeStruct((1, 6, 8), np.float32)
-  with pytest.raises(ValueError, match=r"trained on 6 positions\. Use images"):
-    posemb.check_grid(trained, (2, 2))
+    Table().apply(variables, "learned", (24, 24))

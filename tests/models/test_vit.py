@@ -56,15 +56,14 @@ def paths(tree):
 # The NumPy model: float64, one example, one block and one head at a time.
 
 
-def np_norm(p, x):
+def np_norm(p, x, epsilon):
   x = x - x.mean(axis=-1, keepdims=True)
-  return (
-    x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * p["scale"] + p["bias"]
-  )
+  x = x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon)
+  return x * p["scale"] + p["bias"]
 
 
 def np_gelu(x, kind):
-  if kind == "erf":
+  if kind == "gelu_erf":
     return x * (1 + scipy.special.erf(x / np.sqrt(2))) / 2
   return x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2
 
@@ -73,52 +72,89 @@ def np_dense(p, x):
   return x @ p["kernel"] + p["bias"]
 
 
-def np_mlp(p, x, gelu):
-  return np_dense(p["fc2"], np_gelu(np_dense(p["fc1"], x), gelu))
+def np_mlp(p, x, kind):
+  y = np_dense(p["fc1"], x)
+  if kind == "swiglu":
+    gate = np_dense(p["gate"], x)
+    return np_dense(p["fc2"], gate / (1 + np.exp(-gate)) * y)
+  return np_dense(p["fc2"], np_gelu(y, kind))
 
 
-def np_attention(p, x, context):
+def np_attention(p, x, context, epsilon):
   y = np.zeros(x.shape)
   for h in range(p["out"]["kernel"].shape[0]):
     q = x @ p["query"]["kernel"][:, h] + p["query"]["bias"][h]
     k = context @ p["key"]["kernel"][:, h] + p["key"]["bias"][h]
     v = context @ p["value"]["kernel"][:, h] + p["value"]["bias"][h]
-    weights = scipy.special.softmax(q @ k.T / np.sqrt(q.shape[1]), axis=1)
+    if "query_norm" in p:
+      q = np_norm(p["query_norm"], q, epsilon)
+      k = np_norm(p["key_norm"], k, epsilon)
+    logits = q @ k.T
+    if "relative_posemb" in p:
+      for i, j in np.ndindex(*logits.shape):
+        logits[i, j] += q[i] @ p["relative_posemb"][j - i + len(q) - 1]
+    weights = scipy.special.softmax(logits / np.sqrt(q.shape[1]), axis=1)
     y += weights @ v @ p["out"]["kernel"][h]
   return y + p["out"]["bias"]
 
 
+def np_positions(p, grid):
+  """Returns [1 + N, D]: for the class token, then for each patch."""
+  positions = [p.get("cls_posemb", np.zeros((1, 1, SMALL["width"])))[0, 0]]
+  for n, (row, column) in enumerate(np.ndindex(*grid)):
+    if "posemb_rows" in p:
+      x, y = p["posemb_columns"][0, column], p["posemb_rows"][0, row]
+      positions.append(np.concatenate([x, y]))
+    elif "posemb" in p:
+      positions.append(p["posemb"][0, n])
+    else:
+      positions.append(np.zeros(SMALL["width"]))
+  return np.stack(positions)
+
+
 def np_vit(model, params, image):
   """Returns logits, representation and tokens of one image."""
-  p = jax.tree.map(np.float64, params)
+  p, eps = jax.tree.map(np.float64, params), model.norm_epsilon
   (ph, pw), x = model.patch_size, []
   for top in range(0, image.shape[0], ph):
     for left in range(0, image.shape[1], pw):
       patch = image[top : top + ph, left : left + pw]
       x.append(np.einsum("hwc,hwcd->d", patch, p["patch_embed"]["kernel"]))
   x = np.stack(x) + p["patch_embed"]["bias"]
-  x = x + p["posemb"][0] if "posemb" in p else x
-  if "registers" in p:
-    x = np.concatenate([p["registers"][0], x])
-  if "cls" in p:
-    x = np.concatenate([(p["cls"] + p.get("cls_posemb", 0.0))[0], x])
+  grid = image.shape[0] // ph, image.shape[1] // pw
+  num_prefix = sum(p[k].shape[1] for k in ("cls", "registers") if k in p)
+  for name in ("registers", "cls"):
+    x = np.concatenate([p[name][0], x]) if name in p else x
+
+  def add_positions(p, x):
+    positions = np_positions(p, grid)
+    x = x.copy()
+    x[num_prefix:] += positions[1:]
+    x[:1] += positions[0] if "cls_posemb" in p else 0.0
+    return x
+
+  shared = model.posemb_at == "every_layer_shared"
+  x = x if shared else add_positions(p, x)
   for i in range(model.depth):
     b = jax.tree.map(operator.itemgetter(i), p["encoder"]["blocks"])
-    y = np_norm(b["norm1"], x)
-    x = x + b.get("layer_scale1", 1.0) * np_attention(b["attention"], y, y)
-    y = np_mlp(b["mlp"], np_norm(b["norm2"], x), model.gelu)
+    x = add_positions(p if shared else b, x)
+    y = np_norm(b["norm1"], x, eps)
+    x = x + b.get("layer_scale1", 1.0) * np_attention(b["attention"], y, y, eps)
+    y = np_mlp(b["mlp"], np_norm(b["norm2"], x, eps), model.activation)
     x = x + b.get("layer_scale2", 1.0) * y
-  normed = np_norm(p["encoder"]["norm"], x)
-  first = len(x) - image.shape[0] // ph * (image.shape[1] // pw)
-  tokens = normed[first:]
+  normed = np_norm(p["encoder"]["norm"], x, eps)
+  tokens = normed[num_prefix:]
   if model.pool == "cls":
     pooled = normed[0]
   elif model.pool == "map":
     m = p["map_head"]
-    y = np_attention(m["attention"], m["probe"][0], tokens)
-    pooled = (y + np_mlp(m["mlp"], np_norm(m["norm"], y), model.gelu))[0]
+    y = np_attention(m["attention"], m["probe"][0], tokens, eps)
+    z = np_mlp(m["mlp"], np_norm(m["norm"], y, eps), model.activation)
+    pooled = (y + z)[0]
+  elif model.pool == "cls_gap":
+    pooled = np.concatenate([normed[0], tokens.mean(axis=0)])
   elif model.norm_after_pool:
-    pooled = np_norm(p["encoder"]["norm"], x[first:].mean(axis=0))
+    pooled = np_norm(p["encoder"]["norm"], x[num_prefix:].mean(axis=0), eps)
   else:
     pooled = tokens.mean(axis=0)
   if model.representation_size:
@@ -130,10 +166,16 @@ def np_vit(model, params, image):
   "fields",
   [
     {"pool": "cls", "representation_size": 4},
-    {"pool": "cls", "cls_posemb": False, "num_registers": 2, "gelu": "erf"},
+    {"cls_posemb": False, "num_registers": 2, "activation": "gelu_erf"},
     {"pool": "gap", "layer_scale": 0.1, "num_registers": 2},
     {"pool": "gap", "norm_after_pool": True, "posemb": "none"},
     {"pool": "map", "num_registers": 1, "representation_size": 20},
+    {"pool": "cls_gap", "activation": "swiglu", "norm_epsilon": 0.1},
+    {"posemb": "relative", "qk_norm": True, "num_registers": 1},
+    {"posemb": "learned_2d"},
+    {"posemb_at": "every_layer", "num_registers": 1},
+    {"posemb_at": "every_layer", "posemb": "learned_2d", "pool": "gap"},
+    {"posemb_at": "every_layer_shared", "num_registers": 1},
   ],
   ids=lambda fields: "-".join(f"{k}={v}" for k, v in fields.items()),
 )
@@ -321,7 +363,11 @@ def test_unknown_variant_lists_the_known_and_the_closest(variant, hint):
     ({"dropout": 1.0}, r"dropout: got 1.0; must be in \[0, 1\)"),
     ({"pool": "tok"}, r"pool: got 'tok'; must be one of \['cls', 'gap'"),
     ({"posemb": "learnt"}, "Did you mean 'learned'"),
-    ({"gelu": "exact"}, "gelu: got 'exact'"),
+    ({"activation": "gelu"}, "activation: got 'gelu'.* 'gelu_erf'"),
+    ({"posemb_at": "all"}, "posemb_at: got 'all'; must be one of"),
+    ({"posemb": "none", "posemb_at": "every_layer"}, "adds nothing to the"),
+    ({"width": 9, "num_heads": 3, "posemb": "learned_2d"}, "multiple of 2"),
+    ({"norm_epsilon": 0.0}, r"norm_epsilon: got 0.0; must be > 0"),
     ({"dtype": "bf16"}, "Did you mean 'bfloat16'"),
     ({"patch_size": (16,)}, r"patch_size: got \(16,\); must be \(height"),
     ({"num_heads": 5}, r"num_heads: got 5; must divide width 12. Use one of"),
@@ -341,10 +387,17 @@ def test_all_wrong_fields_are_named_at_once():
     small(depth=0, pool="max")
 
 
-def test_image_of_another_grid_is_refused():
-  model = small()
+@pytest.mark.parametrize(
+  ("posemb", "match"),
+  [
+    ("learned", "a grid of 6x2 patches, which needs 12 .* trained on 6"),
+    ("learned_2d", "posemb_rows: got a grid of 6x2 patches, .* trained on 3"),
+    ("relative", "posemb: got 13 tokens; .* trained on 7"),
+  ],
+)
+def test_image_of_another_grid_is_refused(posemb, match):
+  model = small(posemb=posemb)
   params = random_params(model)
-  match = "got a grid of 6x2 = 12 patches; .* trained on 6 positions"
   with pytest.raises(ValueError, match=match):
     model.apply({"params": params}, jnp.zeros((1, 24, 6, 3)))
 

@@ -4,6 +4,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from vit_jax.models import norm, posemb
+
 Array = jax.Array
 
 
@@ -12,17 +14,28 @@ class Attention(nn.Module, kw_only=True):
 
   Source: arXiv:2010.11929, appendix A. Parameters: query, key and value with
   kernel [D, H, d] and bias [H, d]; out with kernel [H, d, D] and bias [D],
-  where d = D / H. Kernels start as xavier_uniform over D x D (the fan-out is
-  all heads together), biases as zeros.
+  where d = D / H; query_norm and key_norm over d, and relative_posemb
+  [2 T - 1, d], on request. Kernels start as xavier_uniform over D x D (the
+  fan-out is all heads together), biases as zeros.
+
+  The weights after the softmax, before dropout, are sown as `weights` into the
+  collection "attention" when that is mutable.
 
   Attributes:
     num_heads: H; must divide the width D of the queries.
     dropout: rate at which attention weights are dropped, in [0, 1).
+    qk_norm: normalises each head's query and key (arXiv:2302.05442).
+    relative: adds 1-D relative position embeddings to the keys, as `posemb`
+      documents; for self-attention.
+    norm_epsilon: of the two norms.
     dtype: compute dtype; the softmax is float32 whatever it is.
   """
 
   num_heads: int
   dropout: float = 0.0
+  qk_norm: bool = False
+  relative: bool = False
+  norm_epsilon: float = 1e-6
   dtype: str = "float32"
 
   @nn.compact
@@ -41,11 +54,22 @@ class Attention(nn.Module, kw_only=True):
     query = self._heads("query", x)  # [B, H, N, d]
     key = self._heads("key", context)  # [B, H, M, d]
     value = self._heads("value", context)
+    if self.qk_norm:
+      query = self._norm("query_norm")(query)
+      key = self._norm("key_norm")(key)
     query = query / (width // self.num_heads) ** 0.5
     logits = jnp.einsum(
       "bhnd,bhmd->bhnm", query, key, preferred_element_type=jnp.float32
     )
+    if self.relative:
+      offsets = posemb.relative(self, x.shape[1], query.shape[-1])  # [N, N, d]
+      logits += jnp.einsum(
+        *("bhnd,nmd->bhnm", query, offsets.astype(self.dtype)),
+        preferred_element_type=jnp.float32,
+      )
     weights = nn.softmax(logits).astype(self.dtype)  # [B, H, N, M]
+    if not self.is_initializing():
+      self.sow("attention", "weights", weights)
     weights = nn.Dropout(self.dropout)(weights, deterministic=not train)
     y = jnp.einsum("bhnm,bhmd->bhnd", weights, value)
     return nn.DenseGeneral(
@@ -65,3 +89,6 @@ class Attention(nn.Module, kw_only=True):
       name=name,
     )(x)  # [B, N, H, d]
     return heads.transpose(0, 2, 1, 3)
+
+  def _norm(self, name: str) -> nn.Module:
+    return norm.layer_norm(self.norm_epsilon, self.dtype, name=name)

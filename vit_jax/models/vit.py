@@ -6,10 +6,12 @@ Parameters, with L blocks and R registers; every leaf under encoder/blocks is
 stacked, its first axis is L:
 
   patch_embed/{kernel [Ph, Pw, C, D], bias}
-  cls [1, 1, D], cls_posemb [1, 1, D], posemb [1, N, D], registers [1, R, D]
+  cls [1, 1, D], registers [1, R, D]
+  cls_posemb [1, 1, D], posemb [1, N, D]; or what another kind has, and where
   encoder/blocks/{norm1, norm2}/{scale, bias}
   encoder/blocks/attention/{query, key, value, out}/{kernel, bias}
-  encoder/blocks/mlp/{fc1, fc2}/{kernel, bias}
+  encoder/blocks/attention/{query_norm, key_norm}/{scale, bias}
+  encoder/blocks/mlp/{fc1, fc2, gate}/{kernel, bias}
   encoder/blocks/{layer_scale1, layer_scale2}
   encoder/norm/{scale, bias}
   map_head/{probe [1, 1, D], attention, norm, mlp}
@@ -27,13 +29,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models import attention, encoder, output, patch_embed, posemb
+from vit_jax.models import check, encoder, map_head, output, patch_embed
+from vit_jax.models import posemb as posemb_lib
 
 Array = jax.Array
 
-POOLS = ("cls", "gap", "map")
-GELUS = ("tanh", "erf")
-DTYPES = ("float32", "bfloat16", "float16")
+POOLS = ("cls", "gap", "map", "cls_gap")
+ACTIVATIONS = ("gelu_tanh", "gelu_erf", "swiglu")
 
 
 class ViT(nn.Module, kw_only=True):
@@ -46,13 +48,17 @@ class ViT(nn.Module, kw_only=True):
     num_heads: attention heads; must divide `width`.
     mlp_dim: hidden size of the MLP of each block.
     patch_size: pixels (height, width).
-    posemb: "learned" (1-D), "sincos2d" (fixed) or "none".
+    posemb: "learned" (1-D), "learned_2d", "sincos2d" (fixed), "relative" (1-D,
+      in the attention of each block) or "none", as `models.posemb` says.
+    posemb_at: adds it at the "stem", at "every_layer" (a table for each block)
+      or at "every_layer_shared" (one table, added again at each block).
     pool: "cls" reads the class token, "gap" averages the grid, "map" attends
-      to it with a learned probe. Only "cls" has a class token.
+      to it with a learned probe, "cls_gap" concatenates the first two (DINOv2's
+      classifier). "gap" and "map" have no class token.
     norm_after_pool: for "gap", averages before the final norm, not after it.
     cls_posemb: gives the class token a position of its own, the last term of
       Equation 1 (big_vision and DeiT-III have none). There is none in any case
-      with posemb="none".
+      with posemb="none" or "relative".
     representation_size: size of the tanh layer before the head; None for none.
     num_registers: learned tokens without a position (arXiv:2309.16588).
     dropout: rate after the position embeddings and after each dense layer of
@@ -62,7 +68,10 @@ class ViT(nn.Module, kw_only=True):
       example; it grows linearly from 0 at the first block.
     layer_scale: initial value of the learned scale of each residual channel
       (arXiv:2103.17239); None for no scale.
-    gelu: "tanh" (the approximation; JAX checkpoints) or "erf" (PyTorch ones).
+    qk_norm: normalises each head's query and key (arXiv:2302.05442).
+    activation: of the MLPs: "gelu_tanh" (the approximation; JAX checkpoints),
+      "gelu_erf" (PyTorch ones) or "swiglu" (DINOv2-g).
+    norm_epsilon: of every LayerNorm.
     head_bias_init: initial bias of the head, e.g. -10 for sigmoid losses.
     dtype: compute dtype. Parameters, softmax, norm statistics, representation
       and logits are float32 whatever it is.
@@ -79,6 +88,7 @@ class ViT(nn.Module, kw_only=True):
   mlp_dim: int
   patch_size: tuple[int, int] = (16, 16)
   posemb: str = "learned"
+  posemb_at: str = "stem"
   pool: str = "cls"
   norm_after_pool: bool = False
   cls_posemb: bool = True
@@ -88,17 +98,38 @@ class ViT(nn.Module, kw_only=True):
   attention_dropout: float = 0.0
   stochastic_depth: float = 0.0
   layer_scale: float | None = None
-  gelu: str = "tanh"
+  qk_norm: bool = False
+  activation: str = "gelu_tanh"
+  norm_epsilon: float = 1e-6
   head_bias_init: float = 0.0
   dtype: str = "float32"
   scan_unroll: int = 1
   constrain: Callable[[Array], Array] = encoder.identity
 
   def __post_init__(self) -> None:
-    problems = list(_problems(self))
-    if problems:
-      raise ValueError("\n".join(problems))
+    check.raise_all(_problems(self))
     super().__post_init__()
+
+  @property
+  def has_cls(self) -> bool:
+    """Whether the first token is a class token."""
+    return self.pool in ("cls", "cls_gap")
+
+  @property
+  def has_cls_posemb(self) -> bool:
+    """Whether that token has a position of its own."""
+    added = self.posemb in posemb_lib.ADDED
+    return self.has_cls and self.cls_posemb and added
+
+  @property
+  def num_prefix(self) -> int:
+    """Number of tokens before the grid."""
+    return self.has_cls + self.num_registers
+
+  def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
+    """Returns the (rows, columns) of patches in an image, sizes in pixels."""
+    height, width = image_size
+    return height // self.patch_size[0], width // self.patch_size[1]
 
   @nn.compact
   def __call__(
@@ -113,56 +144,40 @@ class ViT(nn.Module, kw_only=True):
     Raises:
       ValueError: for an image that the patches or the parameters do not fit.
     """
-    x = patch_embed.PatchEmbed(
-      patch_size=self.patch_size,
-      width=self.width,
-      dtype=self.dtype,
-      name="patch_embed",
-    )(image)  # [B, h, w, D]
+    x = self._embed(image)  # [B, h, w, D]
     b, h, w, d = x.shape
     x = self.constrain(x.reshape(b, h * w, d))  # [B, N, D]
-    x = self._add_prefix(self._add_positions(x, (h, w)))
+    x = self._add_prefix(x)  # [B, T, D]
+    positions = self._positions((h, w))
+    if positions is not None and self.posemb_at == "stem":
+      x = x + positions.astype(x.dtype)
     x = nn.Dropout(self.dropout)(x, deterministic=not train)
-    blocks = encoder.Encoder(
-      depth=self.depth,
-      num_heads=self.num_heads,
-      mlp_dim=self.mlp_dim,
-      dropout=self.dropout,
-      attention_dropout=self.attention_dropout,
-      stochastic_depth=self.stochastic_depth,
-      layer_scale=self.layer_scale,
-      gelu=self.gelu,
-      dtype=self.dtype,
-      scan_unroll=self.scan_unroll,
-      constrain=self.constrain,
-      name="encoder",
+    blocks = self._encoder()
+    x = blocks(
+      x,
+      train=train,
+      grid=(h, w),
+      positions=None if self.posemb_at == "stem" else positions,
     )
-    x = blocks(x, train=train)
     pooled, tokens = self._pool(x, blocks.norm)
     logits, representation = self._classify(pooled)
     return output.ModelOutput(logits, representation, tokens)
 
-  def _add_positions(self, x: Array, grid: tuple[int, int]) -> Array:
-    if self.posemb == "none":
-      return x
-    if self.posemb == "sincos2d":
-      return x + posemb.sincos2d(grid, self.width).astype(x.dtype)
-    if self.has_variable("params", "posemb"):
-      posemb.check_grid(self.get_variable("params", "posemb"), grid)
-    init = nn.initializers.normal(0.02)  # As BERT.
-    positions = self.param("posemb", init, (1, *x.shape[1:]))
-    return x + positions.astype(x.dtype)
+  def _embed(self, image: Array) -> Array:
+    """Returns [B, h, w, D], one token for each patch."""
+    return patch_embed.PatchEmbed(
+      patch_size=self.patch_size,
+      width=self.width,
+      dtype=self.dtype,
+      name="patch_embed",
+    )(image)
 
   def _add_prefix(self, x: Array) -> Array:
     """Returns [B, (1) + R + N, D]: class token, registers, grid."""
     prefix = []
-    if self.pool == "cls":
+    if self.has_cls:
       shape = (1, 1, self.width)
-      cls = self.param("cls", nn.initializers.zeros, shape)
-      if self.cls_posemb and self.posemb != "none":
-        init = nn.initializers.normal(0.02)
-        cls = cls + self.param("cls_posemb", init, shape)
-      prefix.append(cls)
+      prefix.append(self.param("cls", nn.initializers.zeros, shape))
     if self.num_registers:
       shape = (1, self.num_registers, self.width)
       init = nn.initializers.normal(1e-6)
@@ -173,26 +188,62 @@ class ViT(nn.Module, kw_only=True):
     ]
     return jnp.concatenate([*tiled, x], axis=1)
 
+  def _positions(self, grid: tuple[int, int]) -> Array | None:
+    """Returns [1, T, D], or None where the blocks see to positions."""
+    if self.posemb not in posemb_lib.ADDED or self.posemb_at == "every_layer":
+      return None
+    return posemb_lib.table(
+      *(self, self.posemb, grid),
+      width=self.width,
+      cls=self.has_cls_posemb,
+      num_unplaced=self.num_prefix - self.has_cls_posemb,
+    )
+
+  def _encoder(self) -> encoder.Encoder:
+    in_blocks = self.posemb == "relative" or self.posemb_at == "every_layer"
+    return encoder.Encoder(
+      depth=self.depth,
+      num_heads=self.num_heads,
+      mlp_dim=self.mlp_dim,
+      posemb=self.posemb if in_blocks else "none",
+      cls_posemb=self.has_cls_posemb,
+      dropout=self.dropout,
+      attention_dropout=self.attention_dropout,
+      stochastic_depth=self.stochastic_depth,
+      layer_scale=self.layer_scale,
+      qk_norm=self.qk_norm,
+      activation=self.activation,
+      norm_epsilon=self.norm_epsilon,
+      dtype=self.dtype,
+      scan_unroll=self.scan_unroll,
+      constrain=self.constrain,
+      name="encoder",
+    )
+
   def _pool(self, x: Array, norm: nn.Module) -> tuple[Array, Array]:
     """Returns the pooled vector [B, D] and the normed grid [B, N, D]."""
-    num_prefix = self.num_registers + (self.pool == "cls")
     normed = norm(x)
-    tokens = normed[:, num_prefix:]  # [B, N, D]
+    tokens = normed[:, self.num_prefix :]  # [B, N, D]
     if self.pool == "cls":
       return normed[:, 0], tokens
     if self.pool == "map":
-      pooled = MapHead(
+      pooled = map_head.MapHead(
         num_heads=self.num_heads,
         mlp_dim=self.mlp_dim,
-        gelu=self.gelu,
+        activation=self.activation,
+        norm_epsilon=self.norm_epsilon,
         dtype=self.dtype,
         name="map_head",
       )(tokens)
       return pooled, tokens
     if self.norm_after_pool:
-      grid = x[:, num_prefix:]
+      grid = x[:, self.num_prefix :]
       return norm(grid.mean(axis=1, dtype=jnp.float32)), tokens
-    return tokens.mean(axis=1, dtype=jnp.float32), tokens
+    mean = tokens.mean(axis=1, dtype=jnp.float32)
+    if self.pool == "gap":
+      return mean, tokens
+    cls = normed[:, 0].astype(jnp.float32)
+    return jnp.concatenate([cls, mean], axis=-1), tokens  # [B, 2 D]
 
   def _classify(self, pooled: Array) -> tuple[Array, Array]:
     """Returns float32 logits [B, K] and representation [B, R] of [B, D]."""
@@ -209,34 +260,6 @@ class ViT(nn.Module, kw_only=True):
       name="head",
     )(representation)
     return logits, representation
-
-
-class MapHead(nn.Module, kw_only=True):
-  """Multi-head attention pooling: one learned probe asks all tokens.
-
-  Source: big_vision, models/vit.py; "Scaling Vision Transformers"
-  (arXiv:2106.04560). Attributes are as in ViT.
-  """
-
-  num_heads: int
-  mlp_dim: int
-  gelu: str = "tanh"
-  dtype: str = "float32"
-
-  @nn.compact
-  def __call__(self, x: Array) -> Array:
-    """Returns [B, D] of [B, N, D]."""
-    b, _, d = x.shape
-    probe = self.param("probe", nn.initializers.xavier_uniform(), (1, 1, d))
-    probe = jnp.broadcast_to(probe.astype(x.dtype), (b, 1, d))
-    x = attention.Attention(
-      num_heads=self.num_heads, dtype=self.dtype, name="attention"
-    )(probe, x, train=False)  # [B, 1, D]
-    y = encoder.layer_norm(self.dtype, name="norm")(x)
-    y = encoder.Mlp(
-      mlp_dim=self.mlp_dim, gelu=self.gelu, dtype=self.dtype, name="mlp"
-    )(y, train=False)
-    return (x + y)[:, 0]
 
 
 class Sizes(TypedDict):
@@ -300,46 +323,43 @@ def sizes(variant: str) -> Sizes:
   )
 
 
-def _problems(model: ViT) -> Iterator[str]:
+def _problems(m: ViT) -> Iterator[str]:
   """Yields one line for each field, or pair of fields, that makes no model."""
-  m = model
-  for name in ("width", "depth", "num_heads", "mlp_dim", "scan_unroll"):
-    if getattr(m, name) < 1:
-      yield f"{name}: got {getattr(m, name)}; must be at least 1."
-  for name in ("num_classes", "num_registers"):
-    if getattr(m, name) < 0:
-      yield f"{name}: got {getattr(m, name)}; must be at least 0."
-  for name in ("dropout", "attention_dropout", "stochastic_depth"):
-    if not 0 <= getattr(m, name) < 1:
-      yield f"{name}: got {getattr(m, name)}; must be in [0, 1)."
-  choices = {"posemb": posemb.KINDS, "pool": POOLS}
-  choices |= {"gelu": GELUS, "dtype": DTYPES}
-  for name, allowed in choices.items():
-    value = getattr(m, name)
-    if value not in allowed:
-      close = difflib.get_close_matches(str(value), allowed, 1)
-      hint = f" Did you mean {close[0]!r}?" if close else ""
-      yield f"{name}: got {value!r}; must be one of {list(allowed)}.{hint}"
-  if len(m.patch_size) != 2 or min(m.patch_size) < 1:
-    yield (
-      f"patch_size: got {m.patch_size!r}; must be (height, width) in pixels, "
-      "at least 1. Use e.g. (16, 16)."
-    )
-  if m.width % max(m.num_heads, 1):
-    yield (
-      f"num_heads: got {m.num_heads}; must divide width {m.width}. Use one of "
-      f"{[h for h in range(1, 33) if m.width % h == 0]}."
-    )
+  sizes = ("width", "depth", "num_heads", "mlp_dim", "scan_unroll")
+  yield from check.at_least(1, {name: getattr(m, name) for name in sizes})
+  counts = ("num_classes", "num_registers")
+  yield from check.at_least(0, {name: getattr(m, name) for name in counts})
+  rates = ("dropout", "attention_dropout", "stochastic_depth")
+  yield from check.rates({name: getattr(m, name) for name in rates})
+  yield from check.choice("posemb", m.posemb, posemb_lib.KINDS)
+  yield from check.choice("posemb_at", m.posemb_at, posemb_lib.PLACES)
+  yield from check.choice("pool", m.pool, POOLS)
+  yield from check.choice("activation", m.activation, ACTIVATIONS)
+  yield from check.choice("dtype", m.dtype, check.DTYPES)
+  yield from check.patch_size(m.patch_size)
+  yield from check.num_heads(m.num_heads, m.width)
   if m.posemb == "sincos2d" and (m.width % 4 or m.width < 8):
     yield (
       f'posemb: got "sincos2d" with width {m.width}; needs a multiple of 4, at '
       'least 8. Use "learned", or another width.'
+    )
+  if m.posemb == "learned_2d" and m.width % 2:
+    yield (
+      f'posemb: got "learned_2d" with width {m.width}; needs a multiple of 2. '
+      'Use "learned", or another width.'
+    )
+  if m.posemb not in posemb_lib.ADDED and m.posemb_at != "stem":
+    yield (
+      f"posemb_at: got {m.posemb_at!r} with posemb {m.posemb!r}, which adds "
+      'nothing to the tokens. Leave it at "stem".'
     )
   if m.norm_after_pool and m.pool != "gap":
     yield (
       f'norm_after_pool: got True with pool {m.pool!r}; only "gap" averages. '
       'Set it to False, or pool="gap".'
     )
+  if m.norm_epsilon <= 0:
+    yield f"norm_epsilon: got {m.norm_epsilon}; must be > 0. Use 1e-6."
   size = m.representation_size
   if size is not None and size < 1:
     yield (
