@@ -274,6 +274,46 @@ def test_resize_is_bilinear_without_antialias(size, channels):
   )
 
 
+def antialiased(length, target, support, kernel):
+  """The [target, length] matrix of an antialiased resize, by its formula."""
+  scale = max(length / target, 1.0)
+  centre = (np.arange(target)[:, None] + 0.5) * length / target - 0.5
+  x = np.abs(np.arange(length)[None] - centre) / scale
+  weights = np.where(x < support, kernel(x), 0.0)
+  return weights / weights.sum(axis=1, keepdims=True)
+
+
+def triangle(x):
+  return 1 - x
+
+
+def cubic(x, a=-0.5):
+  near = (a + 2) * x**3 - (a + 3) * x**2 + 1
+  far = a * (x**3 - 5 * x**2 + 8 * x - 4)
+  return np.where(x < 1, near, far)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 5])
+@pytest.mark.parametrize(
+  ("interpolation", "support", "kernel"),
+  [("bilinear_antialias", 1, triangle), ("bicubic_antialias", 2, cubic)],
+)
+def test_resize_with_antialias_is_its_formula(
+  channels, interpolation, support, kernel
+):
+  rng = np.random.default_rng(0)
+  image = rng.integers(0, 256, (31, 20, channels), np.uint8)
+  rows = antialiased(31, 12, support, kernel)
+  columns = antialiased(20, 26, support, kernel)
+  expected = np.einsum("yh,xw,hwc->yxc", rows, columns, image.astype(float))
+  resized = images.resize(image, (12, 26), interpolation=interpolation)
+  assert resized.dtype == np.uint8
+  # Pillow rounds to 8 bits after each axis.
+  np.testing.assert_allclose(
+    resized.astype(float), np.clip(expected, 0, 255), atol=1.5
+  )
+
+
 def test_resize_cover_keeps_the_aspect_ratio():
   assert images.resize_cover(photo(40, 50), (20, 20)).shape == (20, 25, 3)
   assert images.resize_cover(photo(50, 40), (20, 20)).shape == (25, 20, 3)

@@ -185,3 +185,23 @@ def test_crop_must_fit_into_the_resized_image():
 def test_padding_must_not_be_negative():
   with pytest.raises(ValueError, match="padding: got -1; must be >= 0"):
     transforms.pad_crop(padding=-1)
+
+
+@pytest.mark.parametrize(
+  "factory",
+  [
+    transforms.inception_train,
+    transforms.resize,
+    transforms.resize_center_crop,
+  ],
+)
+def test_interpolation_reaches_the_image_or_is_refused(factory):
+  results = [
+    apply(factory(interpolation=x), photo(300, 400))
+    for x in ("bilinear", "bilinear_antialias", "bicubic_antialias")
+  ]
+  assert not np.array_equal(results[0], results[1])
+  assert not np.array_equal(results[1], results[2])
+  match = "interpolation: got 'bicubic'; must be one of"
+  with pytest.raises(ValueError, match=match):
+    factory(interpolation="bicubic")

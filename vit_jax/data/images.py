@@ -1,9 +1,13 @@
 """Pure functions on single images: decode, crop, resize, flip.
 
-Resizing is OpenCV's bilinear everywhere, in training and in evaluation:
-half-pixel centres, no antialiasing. It samples as TensorFlow's
-`tf.image.resize(method="bilinear", antialias=False)` does, which the published
-ViT recipes use; Pillow's bilinear is antialiased and gives other pixels.
+Resizing has half-pixel centres and one of these interpolations, the same in
+training and in evaluation:
+
+- "bilinear": OpenCV's, without antialiasing. It samples as TensorFlow's
+  `tf.image.resize(method="bilinear", antialias=False)` does, which the
+  published ViT recipes use.
+- "bilinear_antialias" and "bicubic_antialias": Pillow's, which weights from
+  PyTorch expect.
 """
 
 import io
@@ -16,6 +20,7 @@ from PIL import Image
 
 Size = tuple[int, int]  # (height, width) in pixels
 
+INTERPOLATIONS = ("bilinear", "bilinear_antialias", "bicubic_antialias")
 _EXIF_ORIENTATION = 0x0112
 _MAX_ATTEMPTS = 10  # As torchvision's RandomResizedCrop.
 # What Pillow raises on files that are not what they claim to be.
@@ -102,26 +107,32 @@ def with_channels(image: np.ndarray, num_channels: int) -> np.ndarray:
   return cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[..., np.newaxis]
 
 
-def resize(image: np.ndarray, size: Size) -> np.ndarray:
+def resize(
+  image: np.ndarray, size: Size, *, interpolation: str = "bilinear"
+) -> np.ndarray:
   """Returns the image resized to `size`, aspect ratio not kept.
 
-  Bilinear with half-pixel centres, no antialiasing, edges repeated; OpenCV's
-  8-bit arithmetic is within 1 of exact.
+  8-bit arithmetic, within 1 of exact.
 
   Args:
     image: [H, W, C] uint8.
     size: (height, width) in pixels.
+    interpolation: one of `INTERPOLATIONS`.
 
   Returns:
     [size[0], size[1], C] uint8; the image itself if it has that size already.
   """
   if image.shape[:2] == size:
     return image
+  if interpolation != "bilinear":
+    return _resize_pillow(image, size, interpolation)
   resized = cv2.resize(image, size[::-1], interpolation=cv2.INTER_LINEAR)
   return resized.reshape(*size, image.shape[2])  # OpenCV drops C = 1.
 
 
-def resize_cover(image: np.ndarray, size: Size) -> np.ndarray:
+def resize_cover(
+  image: np.ndarray, size: Size, *, interpolation: str = "bilinear"
+) -> np.ndarray:
   """Returns the image resized, aspect ratio kept, to just cover `size`.
 
   For a square size this is "resize the short side". Resizing as in `resize`.
@@ -129,15 +140,15 @@ def resize_cover(image: np.ndarray, size: Size) -> np.ndarray:
   Args:
     image: [H, W, C] uint8.
     size: (height, width) in pixels, at least reached by both sides.
+    interpolation: one of `INTERPOLATIONS`.
 
   Returns:
     [H', W', C] uint8 with H' >= size[0], W' >= size[1], one of them equal.
   """
   h, w = image.shape[:2]
   scale = max(size[0] / h, size[1] / w)
-  return resize(
-    image, (max(size[0], round(h * scale)), max(size[1], round(w * scale)))
-  )
+  covering = max(size[0], round(h * scale)), max(size[1], round(w * scale))
+  return resize(image, covering, interpolation=interpolation)
 
 
 def central_crop(image: np.ndarray, size: Size) -> np.ndarray:
@@ -184,6 +195,7 @@ def inception_crop(
   area: tuple[float, float],
   aspect: tuple[float, float],
   rng: np.random.Generator,
+  interpolation: str = "bilinear",
 ) -> np.ndarray:
   """Returns a random part of the image, resized to `size`.
 
@@ -196,12 +208,13 @@ def inception_crop(
     area: smallest and largest fraction of the image area.
     aspect: smallest and largest width / height.
     rng: source of the draws.
+    interpolation: one of `INTERPOLATIONS`.
 
   Returns:
     [size[0], size[1], C] uint8.
   """
   box = sample_crop(image.shape[:2], area=area, aspect=aspect, rng=rng)
-  return resize(_crop(image, box), size)
+  return resize(_crop(image, box), size, interpolation=interpolation)
 
 
 def sample_crop(
@@ -238,6 +251,24 @@ def sample_crop(
   height = min(h, max(1, round(w / ratio)))
   width = min(w, max(1, round(h * ratio)))
   return (h - height) // 2, (w - width) // 2, height, width
+
+
+def _resize_pillow(
+  image: np.ndarray, size: Size, interpolation: str
+) -> np.ndarray:
+  method = {
+    "bilinear_antialias": Image.Resampling.BILINEAR,
+    "bicubic_antialias": Image.Resampling.BICUBIC,
+  }[interpolation]
+  height, width = size
+  if image.shape[2] == 3:
+    return np.array(Image.fromarray(image).resize((width, height), method))
+  channels = [
+    Image.fromarray(np.ascontiguousarray(image[:, :, c]))
+    for c in range(image.shape[2])
+  ]
+  resized = [x.resize((width, height), method) for x in channels]
+  return np.stack(resized, axis=-1)
 
 
 def _decode(image: bytes, *, exif: bool, background: int) -> np.ndarray:

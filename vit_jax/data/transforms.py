@@ -3,12 +3,11 @@
 Each factory returns a function of (example, generator) that decodes the image
 and gives it the size that the model takes, as uint8: the device scales it.
 They are pure and can be pickled, so workers may run them. Sizes are
-(height, width) in pixels. All decode and resize as `images` documents, with one
-kernel for training and evaluation.
+(height, width) in pixels. All decode and resize as `images` documents.
 
-`exif` turns images as their EXIF orientation says; `background` is the grey
-level in [0, 255] under transparent pixels. Use the same values in training,
-evaluation and prediction.
+`interpolation` is one of `images.INTERPOLATIONS`; `exif` turns images as their
+EXIF orientation says; `background` is the grey level in [0, 255] under
+transparent pixels. Use the same values in training, evaluation and prediction.
 """
 
 import functools
@@ -27,6 +26,7 @@ def inception_train(
   area: tuple[float, float] = (0.05, 1.0),
   aspect: tuple[float, float] = (3 / 4, 4 / 3),
   flip: bool = True,
+  interpolation: str = "bilinear",
   exif: bool = True,
   background: int = 255,
 ) -> Transform:
@@ -39,6 +39,7 @@ def inception_train(
     area: smallest and largest fraction of the image area in the crop.
     aspect: smallest and largest width / height of the crop.
     flip: whether to mirror left to right half of the time.
+    interpolation: one of `images.INTERPOLATIONS`.
     exif: whether to apply the EXIF orientation.
     background: grey level in [0, 255] under transparent pixels.
 
@@ -46,6 +47,7 @@ def inception_train(
     ValueError: if an argument is out of range.
   """
   size = _check_size("size", size)
+  _check_interpolation(interpolation)
   _check_background(background)
   if len(area) != 2 or not 0 < area[0] <= area[1] <= 1:
     raise ValueError(
@@ -63,6 +65,7 @@ def inception_train(
     area=area,
     aspect=aspect,
     flip=flip,
+    interpolation=interpolation,
     exif=exif,
     background=background,
   )
@@ -72,6 +75,7 @@ def resize(
   *,
   size: Size = (224, 224),
   flip: bool = False,
+  interpolation: str = "bilinear",
   exif: bool = True,
   background: int = 255,
 ) -> Transform:
@@ -82,17 +86,20 @@ def resize(
   Args:
     size: (height, width) of the result in pixels.
     flip: whether to mirror left to right half of the time (training only).
+    interpolation: one of `images.INTERPOLATIONS`.
     exif: whether to apply the EXIF orientation.
     background: grey level in [0, 255] under transparent pixels.
 
   Raises:
     ValueError: if an argument is out of range.
   """
+  _check_interpolation(interpolation)
   _check_background(background)
   return functools.partial(
     _resize,
     size=_check_size("size", size),
     flip=flip,
+    interpolation=interpolation,
     exif=exif,
     background=background,
   )
@@ -102,6 +109,7 @@ def resize_center_crop(
   *,
   resize: Size = (256, 256),
   size: Size = (224, 224),
+  interpolation: str = "bilinear",
   exif: bool = True,
   background: int = 255,
 ) -> Transform:
@@ -111,6 +119,7 @@ def resize_center_crop(
     resize: (height, width) in pixels that the resized image just covers; for a
       square this is the length of the short side.
     size: (height, width) of the crop in pixels.
+    interpolation: one of `images.INTERPOLATIONS`.
     exif: whether to apply the EXIF orientation.
     background: grey level in [0, 255] under transparent pixels.
 
@@ -119,6 +128,7 @@ def resize_center_crop(
   """
   resize = _check_size("resize", resize)
   size = _check_size("size", size)
+  _check_interpolation(interpolation)
   _check_background(background)
   if size[0] > resize[0] or size[1] > resize[1]:
     raise ValueError(
@@ -129,6 +139,7 @@ def resize_center_crop(
     _resize_center_crop,
     resize=resize,
     size=size,
+    interpolation=interpolation,
     exif=exif,
     background=background,
   )
@@ -180,11 +191,19 @@ def _inception_train(
   area: tuple[float, float],
   aspect: tuple[float, float],
   flip: bool,
+  interpolation: str,
   exif: bool,
   background: int,
 ) -> Example:
   image = images.decode(example["image"], exif=exif, background=background)
-  image = images.inception_crop(image, size, area=area, aspect=aspect, rng=rng)
+  image = images.inception_crop(
+    image,
+    size,
+    area=area,
+    aspect=aspect,
+    rng=rng,
+    interpolation=interpolation,
+  )
   image = images.random_flip(image, rng=rng) if flip else image
   return {**example, "image": image}
 
@@ -195,11 +214,12 @@ def _resize(
   *,
   size: Size,
   flip: bool,
+  interpolation: str,
   exif: bool,
   background: int,
 ) -> Example:
   image = images.decode(example["image"], exif=exif, background=background)
-  image = images.resize(image, size)
+  image = images.resize(image, size, interpolation=interpolation)
   image = images.random_flip(image, rng=rng) if flip else image
   return {**example, "image": image}
 
@@ -210,12 +230,13 @@ def _resize_center_crop(
   *,
   resize: Size,
   size: Size,
+  interpolation: str,
   exif: bool,
   background: int,
 ) -> Example:
   del rng  # Evaluation draws nothing.
   image = images.decode(example["image"], exif=exif, background=background)
-  image = images.resize_cover(image, resize)
+  image = images.resize_cover(image, resize, interpolation=interpolation)
   return {**example, "image": images.central_crop(image, size)}
 
 
@@ -244,6 +265,14 @@ def _check_size(name: str, size: Size) -> Size:
       "in pixels. Write (224, 224) for a square."
     )
   return size[0], size[1]  # A ConfigDict or JSON may have made it a list.
+
+
+def _check_interpolation(interpolation: str) -> None:
+  if interpolation not in images.INTERPOLATIONS:
+    raise ValueError(
+      f"interpolation: got {interpolation!r}; must be one of "
+      f'{list(images.INTERPOLATIONS)}. The ViT recipes use "bilinear".'
+    )
 
 
 def _check_background(background: int) -> None:
