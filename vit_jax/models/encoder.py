@@ -44,7 +44,7 @@ class Encoder(nn.Module, kw_only=True):
 
   def setup(self) -> None:  # noqa: D102
     stack = nn.scan(
-      Block,
+      self.block_class(),
       variable_axes={"params": 0, "attention": 0, "blocks": 0},
       split_rngs={"params": True, "dropout": True},
       in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),  # pyright: ignore[reportArgumentType]: tuples
@@ -69,6 +69,10 @@ class Encoder(nn.Module, kw_only=True):
       constrain=self.constrain,
     )
     self.norm = norm.layer_norm(self.norm_epsilon, self.dtype)
+
+  def block_class(self) -> "type[Block]":
+    """Returns the class that is stacked, for subclasses to change."""
+    return Block
 
   def __call__(
     self,
@@ -142,16 +146,7 @@ class Block(nn.Module, kw_only=True):
       )
     if positions is not None:
       x = x + positions.astype(x.dtype)
-    y = self._norm("norm1")(x)
-    y = attention.Attention(
-      num_heads=self.num_heads,
-      dropout=self.attention_dropout,
-      qk_norm=self.qk_norm,
-      relative=self.posemb == "relative",
-      norm_epsilon=self.norm_epsilon,
-      dtype=self.dtype,
-      name="attention",
-    )(y, y, train=train)
+    y = self._attend(self._norm("norm1")(x), train, grid)
     y = nn.Dropout(self.dropout)(y, deterministic=not train)
     x = x + self._residual("layer_scale1", y, rate, train)
     y = self._norm("norm2")(x)
@@ -166,6 +161,19 @@ class Block(nn.Module, kw_only=True):
     if not self.is_initializing():
       self.sow("blocks", "tokens", x)
     return x, None
+
+  def _attend(self, y: Array, train: bool, grid: tuple[int, int]) -> Array:
+    """Returns what each token gathers, for subclasses to narrow."""
+    del grid
+    return attention.Attention(
+      num_heads=self.num_heads,
+      dropout=self.attention_dropout,
+      qk_norm=self.qk_norm,
+      relative=self.posemb == "relative",
+      norm_epsilon=self.norm_epsilon,
+      dtype=self.dtype,
+      name="attention",
+    )(y, y, train=train)
 
   def _norm(self, name: str) -> nn.Module:
     return norm.layer_norm(self.norm_epsilon, self.dtype, name=name)

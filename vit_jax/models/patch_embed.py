@@ -76,7 +76,7 @@ def check_image(
     )
   if channels is not None and shape[3] != channels:
     raise ValueError(
-      f"image: got shape {shape}; the patch embedding has {channels} channels "
+      f"image: got shape {shape}; the model has {channels} channels "
       f"and takes [B, H, W, {channels}]. {advice}"
     )
   for side, size, patch in zip(("height", "width"), shape[1:3], patch_size):

@@ -106,6 +106,8 @@ class ViT(nn.Module, kw_only=True):
   scan_unroll: int = 1
   constrain: Callable[[Array], Array] = encoder.identity
 
+  encoder_class = encoder.Encoder  # Not a field: for subclasses to change.
+
   def __post_init__(self) -> None:
     check.raise_all(_problems(self))
     super().__post_init__()
@@ -201,7 +203,7 @@ class ViT(nn.Module, kw_only=True):
 
   def _encoder(self) -> encoder.Encoder:
     in_blocks = self.posemb == "relative" or self.posemb_at == "every_layer"
-    return encoder.Encoder(
+    return self.encoder_class(
       depth=self.depth,
       num_heads=self.num_heads,
       mlp_dim=self.mlp_dim,
