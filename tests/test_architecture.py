@@ -11,12 +11,12 @@ ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = ROOT / "vit_jax"
 # Imports go down or stay level; a folder counts as one module.
 LAYERS = {
-  4: "main predict doctor",
+  4: "main predict convert export doctor",
   3: "train train_step start evaluate page",
-  2: "config state checkpoint workdir evaluators",
+  2: "config state checkpoint workdir weights evaluators",
   1: "models data optim losses mixup preprocess",
-  0: "spec spec_check sharding metrics writers report preemption processes "
-  "command",
+  0: "spec spec_check sharding metrics paths writers report preemption "
+  "processes command",
 }
 LAYER = {name: n for n, names in LAYERS.items() for name in names.split()}
 

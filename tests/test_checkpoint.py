@@ -131,6 +131,8 @@ def test_state_without_average_is_saved_without_one(tmp_path, target):
   restored = restore(tmp_path, plain).state
   assert restored.ema_params is None
   assert_same(restored, state)
+  with pytest.raises(ValueError, match="ema_decay: got a value; "):
+    restore(tmp_path, target)
 
 
 # --- Damage.
@@ -347,14 +349,16 @@ def test_folder_without_checkpoint_is_refused(tmp_path, made):
 
 def test_running_average_is_preferred(folder, target):
   want = make_state(target, 7)
-  params = checkpoint.load_params(folder, target.params)
-  assert_same(params, want.ema_params)
+  step = epath.Path(folder) / "7"
+  assert_same(checkpoint.read_params(step), tiny.flat(want.ema_params))
   shutil.rmtree(folder / "7" / "ema_params")
-  params = checkpoint.load_params(folder, target.params)
-  assert_same(params, want.params)
+  params = checkpoint.read_params(step)
+  assert_same(params, tiny.flat(want.params))
+  assert all(isinstance(x, np.ndarray) for x in params.values())
 
 
 def test_parameters_that_do_not_fit_are_all_named(saved, target):
+  shapes = checkpoint.saved_shapes(epath.Path(saved) / "7")
   params = {k: v for k, v in target.params.items() if k != "posemb"}
   params["extra"] = target.params["posemb"]
   params["head"] = {
@@ -362,7 +366,7 @@ def test_parameters_that_do_not_fit_are_all_named(saved, target):
     "kernel": target.params["head"]["kernel"],
   }
   with pytest.raises(ValueError, match="does not fit the model") as error:
-    checkpoint.load_params(saved, params)
+    checkpoint.check_tree(shapes, params, source="it")
   assert str(error.value).splitlines()[1:] == [
     "  missing: extra (1, 4, 32)",
     "  unexpected: posemb (1, 4, 32)",

@@ -1,5 +1,6 @@
 import ast
 import pathlib
+import signal
 
 import pytest
 from absl import flags
@@ -70,7 +71,11 @@ def parse_command_line(monkeypatch, *arguments, file="configs/smoke.py"):
     accept_new_attributes=True,
     lock_config=False,
   )
-  command.parse_flags(argv)
+  before = signal.getsignal(signal.SIGINT)
+  try:
+    command.parse_flags(argv)
+  finally:
+    signal.signal(signal.SIGINT, before)
   return values.config
 
 
@@ -297,6 +302,15 @@ def test_training_and_evaluation_must_decode_alike():
   ]
 
 
+def test_16_bits_need_a_range_of_their_own():
+  changed = complete()
+  changed.data.transform.bits = changed.evals.val.transform.bits = 16
+  with pytest.raises(ValueError, match="normalize: got the default, which is"):
+    config.parse(changed, num_devices=8)
+  changed.normalize.mean = changed.normalize.std = (32767.5,)
+  config.parse(changed, num_devices=8)
+
+
 def test_learned_positions_need_one_size():
   changes = {"evals.val.transform.size": (48, 48)}
   assert problems(changes) == [
@@ -378,9 +392,17 @@ def test_a_typo_on_the_command_line_is_one_problem_among_others(monkeypatch):
 @pytest.mark.parametrize(
   "argument, message",
   [
-    ("total_steps=1e3", "flag --config.total_steps=1e3: invalid literal for"),
-    ("batch_size=1.5", "flag --config.batch_size=1.5: invalid literal for int"),
+    (
+      "total_steps=1e3",
+      "--config.total_steps: got '1e3'; must be a whole numb",
+    ),
+    (
+      "batch_size=1.5",
+      "--config.batch_size: got '1.5'; must be a whole number",
+    ),
+    ("schedule.lr=", "--config.schedule.lr: got ''; must be a number, in digi"),
     ("ema_decay=None", ".* Set None in the config file; here it cannot be"),
+    ("evals.foo.a=3", "--config: got 'foo'; there is no such entry. Look into"),
     ("modle.width=3", "--config: 'modle' Did you mean \"model\" instead of"),
   ],
 )
@@ -448,3 +470,24 @@ def test_a_schedule_of_another_run_length_is_checked():
     ValueError, match=r"schedule.cooldown_steps: got 200; mus"
   ):
     config.parse(tree, num_devices=8)
+
+
+@pytest.mark.parametrize(
+  "key, value",
+  [("seed", 2**32), ("total_steps", 2**31), ("batch_size", 10**20)],
+)
+def test_a_number_beyond_the_device_is_refused(key, value):
+  (line,) = problems({key: value})
+  assert line.startswith(f"{key}: got {value}; it should be less than")
+
+
+def test_a_config_file_that_is_not_python_is_shown_the_line(
+  monkeypatch, tmp_path
+):
+  file = tmp_path / "config.py"
+  file.write_text("def get_config(:\n")
+  with pytest.raises(SystemExit) as caught:
+    parse_command_line(monkeypatch, file=file)
+  message = str(caught.value)
+  assert message.startswith(f'error: --config: File "{file}", line 1\n')
+  assert message.endswith("SyntaxError: invalid syntax")

@@ -15,10 +15,12 @@ from vit_jax import config, spec, state
 ROOT = pathlib.Path(__file__).parents[1]
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 IMAGES = "ROOT"  # Stands for the folder in the golden file.
+TABLE = "FILE.csv"  # Likewise.
 # file: each documented argument; None for none.
 ARGUMENTS = {
   "cifar10": [None],
-  "folder": [IMAGES],
+  "folder": [IMAGES, f"{IMAGES},S/16"],
+  "manifest": [TABLE],
   "quickstart": [None],
   "smoke": [None],
   "vit_b16": [None, "B/16", "B/32"],
@@ -49,9 +51,11 @@ def get(tmp_path):
   """Returns a function that calls `get_config` of a file."""
 
   def call(name, argument):
-    if argument == IMAGES:
+    if (argument or "").startswith(IMAGES):
       write_images(tmp_path)
-      argument = str(tmp_path)
+      argument = argument.replace(IMAGES, str(tmp_path))
+    elif argument == TABLE:
+      argument = str(write_table(tmp_path))
     return load(name).get_config(*[] if argument is None else [argument])
 
   return call
@@ -65,6 +69,18 @@ def write_images(root, splits=("train", "val")):
       for i in range(20):
         pixels = np.full((8, 8, 3), i, np.uint8)
         Image.fromarray(pixels).save(folder / f"{i}.png")
+
+
+def write_table(root, splits=None):
+  """Writes the images of `write_images`, and a table of them."""
+  write_images(root, splits or ["train"])
+  rows = ["image,label,split" if splits else "image,label"]
+  for file in sorted(root.glob("*/*/*.png")):
+    split, label, _ = file.relative_to(root).parts
+    row = [file.relative_to(root).as_posix(), label, split]
+    rows.append(",".join(row if splits else row[:2]))
+  (root / "table.csv").write_text("\n".join(rows))
+  return root / "table.csv"
 
 
 def num_parameters(experiment, num_classes):
@@ -90,8 +106,9 @@ def test_it_can_be_run_on_one_device_and_on_many(get, name, argument):
 def test_its_json_is_the_golden_one(get, tmp_path, request, name, argument):
   experiment = config.parse(get(name, argument))
   text = spec.to_json(experiment.model_dump())
+  text = text.replace(f"{tmp_path}/table.csv", TABLE)
   text = text.replace(str(tmp_path), IMAGES)
-  suffix = f"_{argument}".replace("/", "") if argument else ""
+  suffix = re.sub("[/,.]", "", f"_{argument}") if argument else ""
   file = GOLDEN / f"{name}{suffix}.json"
   if request.config.getoption("--update_golden"):
     file.write_text(text)
@@ -131,30 +148,66 @@ def test_its_default_is_the_variant_of_its_name(get, name, argument):
   assert get(name, None).to_dict() == get(name, argument).to_dict()
 
 
-@pytest.mark.parametrize(
-  "present, split",
-  [
-    (("train", "val", "test"), "val"),
-    (("train", "validation", "test"), "validation"),
-    (("train", "test"), "test"),
-  ],
-)
-def test_folder_evaluates_on_the_split_that_is_there(tmp_path, present, split):
-  write_images(tmp_path, present)
-  experiment = config.parse(load("folder").get_config(str(tmp_path)))
-  assert experiment.evals["val"]["source"]["split"] == split
-  assert experiment.data.source["split"] == "train"
+def sources(tree):
+  """Returns what a recipe trains on and evaluates on."""
+  experiment = config.parse(tree)
+  val = experiment.evals["val"]["source"]
+  return spec.build(experiment.data.source), spec.build(val)
 
 
-def test_folder_holds_out_a_tenth_where_there_is_no_split(tmp_path):
-  write_images(tmp_path, ["train"])
-  experiment = config.parse(load("folder").get_config(str(tmp_path)))
-  train = spec.build(experiment.data.source)
-  val = spec.build(experiment.evals["val"]["source"])
-  ids = [{s[i]["id"] for i in range(len(s))} for s in (train, val)]
-  assert not ids[0] & ids[1]
-  assert len(ids[0] | ids[1]) == 40
+def ids(source):
+  return {source.example_id(i) for i in range(len(source))}
+
+
+SPLITS = [
+  (("train", "val", "test"), "val"),
+  (("train", "validation", "test"), "validation"),
+  (("train", "test"), "test"),
+]
+OWN_IMAGES = {
+  "folder": lambda root, splits=("train",): write_images(root, splits) or root,
+  "manifest": write_table,
+}
+
+
+@pytest.mark.parametrize("name", OWN_IMAGES)
+@pytest.mark.parametrize("present, split", SPLITS)
+def test_own_images_are_evaluated_on_the_split_that_is_there(
+  tmp_path, name, present, split
+):
+  argument = OWN_IMAGES[name](tmp_path, present)
+  train, val = sources(load(name).get_config(str(argument)))
+  assert {x.split("/")[0] for x in ids(train)} == {"train"}
+  assert {x.split("/")[0] for x in ids(val)} == {split}
+
+
+@pytest.mark.parametrize("name", OWN_IMAGES)
+def test_a_tenth_of_own_images_is_held_out_where_there_is_no_split(
+  tmp_path, name
+):
+  argument = OWN_IMAGES[name](tmp_path)
+  tree = load(name).get_config(str(argument))
+  train, val = sources(tree)
+  assert not ids(train) & ids(val)
+  assert len(ids(train) | ids(val)) == 40
   assert len(val) > 0
+  assert tree.total_steps == 100 * len(train) // 32  # Epochs of what is left.
+
+
+@pytest.mark.parametrize("name", OWN_IMAGES)
+def test_own_images_take_a_size(tmp_path, name):
+  argument = OWN_IMAGES[name](tmp_path)
+  experiment = config.parse(load(name).get_config(f"{argument},S/16"))
+  assert experiment.model["width"] == 384
+  assert experiment.data.transform["size"] == (224, 224)
+
+
+@pytest.mark.parametrize(
+  "name, what", [("folder", "root"), ("manifest", "path")]
+)
+def test_own_images_must_be_named(name, what):
+  with pytest.raises(ValueError, match=rf"{what}: got ''; .*/{name}\.py:"):
+    load(name).get_config()
 
 
 def test_folder_overrides_one_source_without_the_other(tmp_path):

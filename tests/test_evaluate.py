@@ -9,8 +9,11 @@ import pytest
 
 from tests import tiny
 from vit_jax import checkpoint, evaluate, losses, preprocess, report, spec
+from vit_jax import workdir as workdir_lib
 from vit_jax.data import fake, transforms
 from vit_jax.evaluators import classification, evaluator
+
+CLASSES = tuple(f"class_{k}" for k in range(tiny.NUM_CLASSES))
 
 
 def make_experiment(names=("val",), **changes):
@@ -43,8 +46,9 @@ def workdir(tmp_path_factory):
             jax.tree.map(lambda x: x.sharding, run.target.params),
           ),
         ),
-        {},
+        {"image_shape": tiny.IMAGE_SHAPE},
       )
+  workdir_lib.prepare(path, experiment, class_names=CLASSES, force=True)
   return path
 
 
@@ -54,7 +58,7 @@ def make_context(experiment, mesh):
     mesh=mesh,
     normalize=preprocess.Normalize(),
     loss=losses.softmax_cross_entropy(),
-    class_names=tuple(f"class_{k}" for k in range(tiny.NUM_CLASSES)),
+    class_names=CLASSES,
     batch_size=16,
     check_stop=lambda: None,
   )
@@ -86,17 +90,18 @@ def test_checkpoint_may_be_named(workdir):
 
 def test_classes_are_those_the_run_was_trained_on(workdir):
   file = workdir / "classes.json"
+  before = file.read_text()
   file.write_text(json.dumps([f"other_{k}" for k in range(10)]))
   try:
     with pytest.raises(ValueError, match=r"the model knows 10: .'other_0'"):
       evaluate.evaluate(make_experiment(), workdir)
   finally:
-    file.unlink()
+    file.write_text(before)
 
 
 def test_model_that_is_not_the_checkpoints_is_refused(workdir):
   experiment = make_experiment(model={"mlp_dim": 64})
-  with pytest.raises(ValueError, match=r"(?s)does not fit the model:.*fc1/ker"):
+  with pytest.raises(ValueError, match=r"(?s)do not fit the model:.*fc1/ker"):
     evaluate.evaluate(experiment, workdir)
 
 

@@ -112,3 +112,12 @@ def test_result_is_equal_on_every_mesh(shape):
 def test_a_negative_alpha_is_refused(alpha):
   with pytest.raises(ValueError, match=r"alpha: got .*; must be >= 0"):
     mixup.mixup(alpha=alpha)
+
+
+def test_16_bits_are_mixed_in_their_own_range():
+  _, rows, mask = _rows_as_labels()
+  image = np.random.default_rng(0).integers(0, 2**16, (B, 4, 6, 5), np.uint16)
+  mixed, weights = MIX(jax.random.key(0), jnp.asarray(image), rows, mask)
+  assert mixed.dtype == np.float32
+  expected = np.einsum("ab,bhwc->ahwc", weights, image.astype(float))
+  np.testing.assert_allclose(mixed, expected, rtol=1e-5)

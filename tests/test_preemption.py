@@ -1,6 +1,10 @@
+import hashlib
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 
 import pytest
 
@@ -34,6 +38,70 @@ def test_a_second_sigterm_changes_nothing():
     send(signal.SIGTERM)
     send(signal.SIGTERM)
     assert stop.asked(1)
+
+
+def read_line(capfd):
+  """Returns what is on standard error once a line is there."""
+  text, end = "", time.monotonic() + 10
+  while not text.endswith("\n") and time.monotonic() < end:
+    time.sleep(0.01)
+    text += capfd.readouterr().err
+  return text
+
+
+def test_one_line_answers_the_first_signal(capfd):
+  with preemption.StopSignal():
+    send(signal.SIGTERM)
+    assert read_line(capfd) == (
+      "stopping after this step; Ctrl-C again gives up at once\n"
+    )
+    send(signal.SIGTERM)
+  assert capfd.readouterr().err == ""
+
+
+def test_the_line_is_there_while_a_compiler_keeps_python_from_its_handlers(
+  capfd,
+):
+  seen = []
+
+  def ask():
+    time.sleep(0.1)  # Until the other thread is at work.
+    send(signal.SIGTERM)
+    seen.extend([read_line(capfd), stop.asked_locally()])
+
+  with preemption.StopSignal() as stop:
+    thread = threading.Thread(target=ask)
+    thread.start()
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2_000_000)  # Half a second in C.
+    thread.join()
+    assert stop.asked_locally()
+  text, had_handled = seen
+  assert text.startswith("stopping after this step")
+  assert not had_handled
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_ends_a_process_that_is_compiling():
+  code = """
+import hashlib
+from vit_jax import preemption
+with preemption.StopSignal():
+  print("ready", flush=True)
+  hashlib.pbkdf2_hmac("sha256", b"", b"", 2_000_000_000)
+"""
+  process = subprocess.Popen(
+    [sys.executable, "-c", code],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+  assert process.stdout is not None and process.stderr is not None
+  assert process.stdout.readline() == "ready\n"
+  process.send_signal(signal.SIGINT)
+  assert process.stderr.readline().startswith("stopping after this step")
+  process.send_signal(signal.SIGINT)
+  assert process.wait(timeout=30) == 130
+  process.communicate()
 
 
 def test_the_handlers_from_before_are_back_afterwards():

@@ -30,6 +30,12 @@ def test_float_images_are_normalised_alike():
   )
 
 
+def test_16_bits_are_normalised_in_their_own_units():
+  image = jnp.array([0, 13107, 65535], np.uint16).reshape(1, 1, 3)
+  result = preprocess.Normalize(mean=(32767.5,), std=(32767.5,))(image)
+  np.testing.assert_allclose(result.ravel(), [-1.0, -0.6, 1.0], atol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["mean", "std"])
 def test_another_number_of_channels_is_refused(name):
   normalize = preprocess.Normalize(**{name: (1.0, 2.0, 3.0)})

@@ -181,6 +181,16 @@ def test_the_pixels_on_the_page_are_the_pixels_given(
   assert (note in Words(text).words) == (note is not None)
 
 
+def test_a_picture_of_16_bits_is_shown_in_8(tmp_path):
+  image = np.array([[[0], [128], [129], [40000], [65535]]], np.uint16)
+  text = page(
+    tmp_path / "report.html",
+    evaluations=[],
+    train_pictures=[picture(image=image)],
+  )
+  np.testing.assert_array_equal(images(text)[0], [[0, 0, 1, 156, 255]])
+
+
 def test_large_pictures_are_reduced_and_small_ones_are_pixelated(tmp_path):
   text = page(
     tmp_path / "report.html",

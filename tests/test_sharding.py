@@ -155,3 +155,19 @@ def test_batch_lies_over_all_devices_in_order():
   assert placed["index"].dtype == np.int32
   first = placed["index"].addressable_shards[0]
   np.testing.assert_array_equal(first.data, batch["index"][:4])
+
+
+def test_place_lays_host_arrays_out_as_the_target_without_sharing_memory():
+  mesh = tiny.mesh(2, 4)
+  target = {
+    "a": jax.ShapeDtypeStruct(
+      (4, 8), np.float32, sharding=jax.NamedSharding(mesh, P(None, "fsdp"))
+    )
+  }
+  host = {"a": np.arange(32, dtype=np.float64).reshape(4, 8)}
+  placed = sharding.place(host, target)["a"]
+  assert placed.sharding == target["a"].sharding
+  assert placed.dtype == np.float32
+  before = np.array(placed)
+  host["a"] *= 2
+  np.testing.assert_array_equal(placed, before)

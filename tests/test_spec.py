@@ -262,3 +262,11 @@ def test_scalar_looks_through_optional_and_annotated():
   assert spec.scalar(tuple[int, int] | None) is tuple
   for other in (int | str, nn.Module, None, object):
     assert spec.scalar(other) is None
+
+
+def test_modules_are_all_that_a_config_names():
+  config = {
+    "a": spec.spec(fake.FakeSource),
+    "b": [{"fn": spec.spec}, "text", 3],
+  }
+  assert spec.modules(config) == ("vit_jax.data.fake", "vit_jax.spec")

@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 
 from tests import tiny
-from vit_jax import checkpoint, optim, spec, start
+from vit_jax import (
+  checkpoint,
+  optim,
+  preprocess,
+  spec,
+  start,
+  weights,
+  workdir,
+)
 from vit_jax.data import fake
 
 SGD: dict[str, Any] = {
@@ -53,10 +61,13 @@ def train(run, state, steps):
   return state
 
 
-def save(run, state, workdir):
+def save(run, state, path):
   data = start.describe_data(run.experiment, source_of(run))
-  with checkpoint.Checkpointer(workdir / "checkpoints") as checkpoints:
-    checkpoints.save(state, {**data, "evaluated": 2})
+  info = {**data, "evaluated": 2, "image_shape": tiny.IMAGE_SHAPE}
+  with checkpoint.Checkpointer(path / "checkpoints") as checkpoints:
+    checkpoints.save(state, info)
+  names = source_of(run).class_names
+  workdir.prepare(path, run.experiment, class_names=names, force=True)
 
 
 def assert_same(tree, other):
@@ -220,9 +231,15 @@ def test_finished_run_is_said_to_be_finished(run, trained, caplog):
   assert "has trained all 3 steps; nothing is left" in caplog.text
 
 
-@pytest.mark.parametrize("field", ["resume_from", "init_from"])
-def test_folder_without_checkpoint_is_refused(run, tmp_path, field):
-  with pytest.raises(ValueError, match="there is no checkpoint"):
+@pytest.mark.parametrize(
+  ("field", "match"),
+  [
+    ("resume_from", "there is no checkpoint"),
+    ("init_from", "empty'; there is no such file or folder"),
+  ],
+)
+def test_folder_without_checkpoint_is_refused(run, tmp_path, field, match):
+  with pytest.raises(ValueError, match=match):
     begin(run, tmp_path, **{field: str(tmp_path / "empty")})
 
 
@@ -239,25 +256,43 @@ def test_other_classes_reset_the_head_alone(trained, tmp_path, log):
   for name, value in tiny.flat(want.ema_params).items():
     if not name.startswith("head/"):
       np.testing.assert_array_equal(params[name], value, err_msg=name)
-  for name, shape in (("kernel", (32, 10)), ("bias", (10,))):
-    line = f"head/{name} is {shape} in {path}/checkpoints/3; it starts anew"
-    assert line in log.text
+  assert "head: 10 classes there, 7 here; starts anew" in log.text
   assert tiny.flat(want.ema_params)["head/kernel"].any()
 
 
 @pytest.mark.parametrize("num_classes", [10, 7])
 def test_body_of_another_shape_is_refused(trained, tmp_path, num_classes):
   path, _ = trained
-  run = make_run(
-    model={"mlp_dim": 512, "num_registers": 2}, num_classes=num_classes
-  )
-  with pytest.raises(ValueError, match="does not fit the model") as error:
+  run = make_run(model={"mlp_dim": 512}, num_classes=num_classes)
+  with pytest.raises(ValueError, match="do not fit the model") as error:
     begin(run, tmp_path, init_from=str(path))
   fc1, fc2 = FC1, FC1.replace("fc1", "fc2")
   bias = fc1.replace("kernel", "bias")
   assert sorted(str(error.value).splitlines()[1:]) == [
-    "  missing: registers (1, 2, 32)",
-    f"  shape: {bias} is (2, 256), the model wants (2, 512)",
-    f"  shape: {fc1} is (2, 32, 256), the model wants (2, 32, 512)",
-    f"  shape: {fc2} is (2, 256, 32), the model wants (2, 512, 32)",
+    f"  shape: {bias} is (2, 256); expected (2, 512)",
+    f"  shape: {fc1} is (2, 32, 256); expected (2, 32, 512)",
+    f"  shape: {fc2} is (2, 256, 32); expected (2, 512, 32)",
   ]
+
+
+def test_weights_of_another_format_and_preprocessing_are_taken_and_told(
+  run, scratch, tmp_path, log
+):
+  model = dict(run.experiment.model) | {"num_classes": tiny.NUM_CLASSES}
+  size = tiny.IMAGE_SHAPE[:2]
+  card = weights.Card(
+    model=model,
+    image_size=(size[0] * 2, size[1]),
+    num_channels=3,
+    transform=None,
+    normalize=spec.spec(preprocess.Normalize, mean=(1.0, 2.0, 3.0)),
+  )
+  params = tiny.random_params(1)
+  params["posemb"] = np.repeat(params["posemb"], 2, axis=1)
+  path = weights.save(tmp_path / "w", params, card, format="timm")
+  state, _ = begin(run, tmp_path / "run", init_from=str(path))
+  fc1 = tiny.flat(state.params)[FC1]
+  np.testing.assert_array_equal(fc1, tiny.flat(params)[FC1])
+  assert "the weights were trained at (32, 16)" in log.text
+  assert '"mean": [ 1.0, 2.0, 3.0 ]' in log.text
+  assert "posemb: grid" in log.text

@@ -1,13 +1,11 @@
-import importlib
 import json
 import logging
-from typing import ClassVar
 
 import pytest
 from absl import logging as absl_logging
 from etils import epath
-from fsspec.implementations import memory
 
+from tests import object_store
 from vit_jax import config, optim, spec, workdir
 from vit_jax.data import fake, transforms
 from vit_jax.evaluators import classification
@@ -46,26 +44,11 @@ def log(caplog):
   logger.removeHandler(caplog.handler)
 
 
-class Store(memory.MemoryFileSystem):
-  """An object store, kept in memory."""
-
-  protocol = ("s3",)
-  store: ClassVar = {}
-  pseudo_dirs: ClassVar = [""]
-
-  @classmethod
-  def _strip_protocol(cls, path):
-    return super()._strip_protocol(path.replace("s3://", "memory://"))
-
-
 @pytest.fixture
 def remote(monkeypatch):
   """Returns a folder of an object store."""
-  known = importlib.import_module("fsspec.registry")._registry
-  monkeypatch.setitem(known, "s3", Store)
-  yield epath.Path("s3://bucket/runs/one")
-  Store.store.clear()
-  Store.pseudo_dirs[:] = [""]
+  object_store.install(monkeypatch)
+  return epath.Path("s3://bucket/runs/one")
 
 
 def test_a_config_is_read_as_it_was_written(tmp_path):
@@ -86,11 +69,10 @@ def test_the_same_config_goes_on_without_a_word(tmp_path, log):
   assert not log.records
 
 
-def test_a_free_change_is_logged_and_kept(tmp_path, log):
+def test_a_free_change_is_logged(tmp_path, log):
   prepare(tmp_path)
   prepare(tmp_path, log_every=7)
   assert "log_every: 50 -> 7" in log.text
-  assert workdir.read_config(tmp_path).log_every == 7
 
 
 def test_a_change_of_the_numbers_is_an_error_that_lists_it(tmp_path):
@@ -111,7 +93,17 @@ def test_force_goes_on_with_the_new_values(tmp_path, log):
   prepare(tmp_path)
   prepare(tmp_path, seed=1, force=True)
   assert "going on with a changed config:\n  seed: 0 -> 1" in log.text
+
+
+def test_a_run_that_is_there_changes_by_write_alone(tmp_path):
+  prepare(tmp_path)
+  prepare(tmp_path, seed=1, names=("hawk", "hare"), force=True)
+  assert workdir.read_config(tmp_path).seed == 0
+  assert workdir.read_class_names(tmp_path) == NAMES
+  names = ("hawk", "hare")
+  workdir.write(tmp_path, experiment(seed=1), class_names=names)
   assert workdir.read_config(tmp_path).seed == 1
+  assert workdir.read_class_names(tmp_path) == names
 
 
 def test_other_classes_are_an_error(tmp_path):
@@ -119,7 +111,6 @@ def test_other_classes_are_an_error(tmp_path):
   with pytest.raises(ValueError, match="of the 2 classes 'hare', 'hawk'; the"):
     prepare(tmp_path, names=("hawk", "hare"))
   prepare(tmp_path, names=("hawk", "hare"), force=True)
-  assert workdir.read_class_names(tmp_path) == ("hawk", "hare")
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):
@@ -170,6 +161,30 @@ def test_a_damaged_config_is_one_error(tmp_path):
     workdir.read_config(tmp_path)
 
 
+def test_damaged_class_names_are_one_error(tmp_path):
+  prepare(tmp_path)
+  (tmp_path / "classes.json").write_text('["hare"')
+  with pytest.raises(ValueError, match=r"its classes.json is damaged .*anew"):
+    workdir.read_class_names(tmp_path)
+
+
+@pytest.mark.parametrize("below", ["", "run"])
+def test_a_file_is_no_workdir(tmp_path, below):
+  (tmp_path / "file").write_text("x")
+  with pytest.raises(ValueError, match=r"cannot write there \(.+\). Choose"):
+    prepare(tmp_path / "file" / below)
+
+
+def test_a_folder_is_held_by_one_run_at_a_time(tmp_path):
+  second = workdir.held(tmp_path)
+  refused = pytest.raises(ValueError, match="another process is training there")
+  with workdir.held(tmp_path), refused, second:
+    pass
+  with workdir.held(tmp_path):
+    pass
+  assert not list(tmp_path.iterdir())
+
+
 def test_a_folder_without_a_config_is_no_run(tmp_path):
   with pytest.raises(
     ValueError, match=r"it has no config.json. Give the folder"
@@ -218,6 +233,8 @@ def test_paths_are_resolved(tmp_path, monkeypatch):
   assert str(workdir.resolve("gs://bucket/runs/x")) == "gs://bucket/runs/x"
   with pytest.raises(ValueError, match="workdir: got ''; expected a folder"):
     workdir.resolve("")
+  with pytest.raises(ValueError, match="path: got 'https://x/y'; must be"):
+    workdir.resolve("https://x/y")
 
 
 def test_a_run_lies_in_an_object_store_as_well(remote):
@@ -227,6 +244,15 @@ def test_a_run_lies_in_an_object_store_as_well(remote):
   assert workdir.read_class_names(remote) == NAMES
   with pytest.raises(ValueError, match="seed: 0 -> 1"):
     prepare(remote, seed=1)
+
+
+@pytest.mark.parametrize("number", [1, 2])  # The second finds no trace.
+def test_an_object_store_folder_of_something_else_is_refused(remote, number):
+  del number
+  (remote / "thesis.tex").write_text("x")
+  with pytest.raises(ValueError, match="which is not empty and not a run's"):
+    prepare(remote)
+  assert [file.name for file in remote.iterdir()] == ["thesis.tex"]
 
 
 def test_a_storage_that_checkpoints_do_not_reach_is_refused():

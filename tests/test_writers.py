@@ -9,14 +9,13 @@ import sys
 import types
 from typing import Any
 
-import fsspec
-import fsspec.implementations.memory
 import numpy as np
 import pytest
 import rich.console
 import tensorboardX.proto.event_pb2
 from absl import logging
 
+from tests import object_store
 from vit_jax import writers
 
 
@@ -98,26 +97,16 @@ def test_a_tilde_is_the_home_directory(tmp_path, monkeypatch):
   assert writers.read_history("~/run/metrics.jsonl") == [{"step": 1, "a": 1.0}]
 
 
-class NoAppend(fsspec.implementations.memory.MemoryFileSystem):
-  """A bucket: objects can be replaced, not appended to."""
-
-  protocol = "s3"
-  store = {}  # noqa: RUF012
-  pseudo_dirs = [""]  # noqa: RUF012
-
-  def _open(self, path, mode="rb", **kwargs):
-    if "a" in mode:
-      raise NotImplementedError("append")
-    return super()._open(path, mode=mode, **kwargs)
+@pytest.mark.parametrize("line", [b"\xff\xfe", b'{"step": "x"}', b"[1]"])
+def test_a_line_that_is_no_record_is_an_error_that_names_it(tmp_path, line):
+  path = tmp_path / "metrics.jsonl"
+  path.write_bytes(line + b'\n{"step": 2}\n')
+  with pytest.raises(ValueError, match="in line 1; expected a JSON object"):
+    writers.JsonLines(path, step=2)
 
 
 def test_a_bucket_that_cannot_append_holds_the_same_lines(monkeypatch):
-  real = fsspec.filesystem
-  monkeypatch.setattr(
-    fsspec,
-    "filesystem",
-    lambda name, **kw: NoAppend() if name == "s3" else real(name, **kw),
-  )
+  object_store.install(monkeypatch)
   path = "s3://bucket/run/metrics.jsonl"
   writer = writers.JsonLines(path, step=0)
   writer.write(10, {"a": 0.1})

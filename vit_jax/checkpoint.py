@@ -9,6 +9,7 @@ from absl import logging
 from etils import epath
 from jax.experimental import multihost_utils
 
+from vit_jax import paths
 from vit_jax import state as state_lib
 
 PyTree = Any
@@ -156,7 +157,7 @@ def find_params(path: epath.PathLike) -> epath.Path:
   Raises:
     ValueError: if there is no checkpoint.
   """
-  path = epath.Path(path).expanduser()
+  path = paths.expand(path)
   for folder in (path, path / "checkpoints"):
     if (folder / "params").exists():
       return folder
@@ -185,6 +186,11 @@ def restore_folder(
       damage, that or what else Orbax raises.
   """
   info = read_info(folder)
+  if target.ema_params is not None and not (folder / "ema_params").exists():
+    raise ValueError(
+      f"ema_decay: got a value; {folder} has no running average. Set it to "
+      "None, or start in another workdir with --config.init_from."
+    )
   check_tree(saved_shapes(folder), target.params, source=str(folder))
   read = {
     name: _read_arrays(folder / name, getattr(target, name))
@@ -201,32 +207,28 @@ def restore_folder(
   return Restored(state, info, folder)
 
 
-def load_params(path: epath.PathLike, target: PyTree) -> PyTree:
-  """Returns parameters alone, their running average if one was saved.
+def read_params(folder: epath.Path) -> dict[str, np.ndarray]:
+  """Returns parameters by slashed path, their running average if one was saved.
 
   Args:
-    path: as for `find_params`.
-    target: ShapeDtypeStructs with shardings.
+    folder: of one step.
 
   Raises:
-    ValueError: naming every missing, unexpected and mis-shaped parameter.
+    ValueError: if they are damaged.
   """
-  folder = find_params(path)
   item = "ema_params" if (folder / "ema_params").exists() else "params"
-  check_tree(saved_shapes(folder), target, source=str(folder))
-  return _read_arrays(folder / item, target)
+  target = jax.tree.map(
+    lambda leaf: np.empty(leaf.shape, leaf.dtype), _saved_tree(folder)
+  )
+  leaves = jax.tree_util.tree_leaves_with_path(
+    _read_arrays(folder / item, target)
+  )
+  return {_path(path): np.asarray(leaf) for path, leaf in leaves}
 
 
 def saved_shapes(folder: epath.Path) -> dict[str, tuple[int, ...]]:
   """Returns the shape of each saved parameter by its slashed path."""
-  with ocp.StandardCheckpointer() as checkpointer:
-    found = checkpointer.metadata(folder / "params").item_metadata
-  if found is None:
-    raise ValueError(
-      f"checkpoint: got {str(folder)!r}; the list of its parameters is missing "
-      "or damaged. Use another step."
-    )
-  leaves = jax.tree_util.tree_leaves_with_path(found.tree)
+  leaves = jax.tree_util.tree_leaves_with_path(_saved_tree(folder))
   return {_path(path): tuple(leaf.shape) for path, leaf in leaves}
 
 
@@ -250,6 +252,18 @@ def check_tree(
   if problems:
     lines = "\n  ".join(problems)
     raise ValueError(f"{source} does not fit the model:\n  {lines}")
+
+
+def _saved_tree(folder: epath.Path) -> PyTree:
+  """Returns what was saved of each parameter: shape and dtype."""
+  with ocp.StandardCheckpointer() as checkpointer:
+    found = checkpointer.metadata(folder / "params").item_metadata
+  if found is None:
+    raise ValueError(
+      f"checkpoint: got {str(folder)!r}; the list of its parameters is missing "
+      "or damaged. Use another step."
+    )
+  return found.tree
 
 
 def _read_arrays(folder: epath.Path, target: PyTree) -> PyTree:

@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import flax.linen as nn
 import ml_collections
@@ -16,8 +16,11 @@ from vit_jax import spec as spec_lib
 from vit_jax.data.example import Transform
 
 Spec = dict[str, Any]
-PositiveInt = Annotated[int, pydantic.Field(gt=0)]
-Count = Annotated[int, pydantic.Field(ge=0)]  # 0 disables what it counts.
+# Steps and positions in a batch are int32 on the device.
+PositiveInt = Annotated[int, pydantic.Field(gt=0, lt=2**31)]
+# 0 disables what it counts.
+Count = Annotated[int, pydantic.Field(ge=0, lt=2**31)]
+Seed = Annotated[int, pydantic.Field(ge=0, lt=2**32)]
 
 
 class _Frozen(pydantic.BaseModel):
@@ -56,7 +59,7 @@ class Experiment(_Frozen):
   """Everything that a run depends on. Steps are optimizer updates."""
 
   name: str = "vit"
-  seed: Count = 0
+  seed: Seed = 0
   model: Spec
   data: Data
   normalize: Spec = spec_lib.spec(preprocess.Normalize).to_dict()
@@ -81,7 +84,11 @@ class Experiment(_Frozen):
   keep_checkpoints: PositiveInt = 2
   best_metric: str | None = None  # e.g. "val/accuracy"; its best step is kept
 
-  init_from: str | None = None  # parameters of another run, or None
+  init_from: str | None = None  # weights: path, URL or name, or None
+  # How their position embeddings are resized, as `weights.load` says.
+  init_posemb_resize: Literal[
+    "corner_linear", "half_pixel_linear", "timm", "transformers"
+  ] = "corner_linear"
   resume_from: str | None = None  # another run's whole state, or None
   tensorboard: bool = True
   wandb_project: str | None = None
@@ -99,6 +106,7 @@ FREE_TO_CHANGE = [
   "keep_checkpoints",
   "best_metric",
   "init_from",
+  "init_posemb_resize",
   "resume_from",
   "tensorboard",
   "wandb_project",
@@ -302,10 +310,16 @@ def _transforms(sound: dict[str, Spec]) -> Iterator[tuple[str, Spec]]:
 
 
 def _check_sizes(sound: dict[str, Spec]) -> list[str]:
-  """Checks image sizes and decoding of training against each evaluation."""
+  """Checks sizes and range of images, and that all are decoded alike."""
   problems = []
   train = sound.get("data.transform", {})
   model = sound.get("model", {})
+  default = spec_lib.spec(preprocess.Normalize).to_dict()
+  if train.get("bits") == 16 and sound.get("normalize") == default:
+    problems.append(
+      "normalize: got the default, which is for 8 bits; data.transform.bits is "
+      "16. Set mean and std in 0..65535, e.g. (32767.5,)."
+    )
   patch = model.get("patch_size")
   for path, transform in _transforms(sound):
     size = transform.get("size")
@@ -321,7 +335,7 @@ def _check_sizes(sound: dict[str, Spec]) -> list[str]:
         f"{path}.size: got {size}; must equal data.transform.size "
         f"{train['size']}, for which the position embeddings are learned."
       )
-    for key in ("exif", "background"):
+    for key in ("exif", "background", "num_channels", "bits"):
       if key in transform and transform[key] != train.get(key, transform[key]):
         problems.append(
           f"{path}.{key}: got {transform[key]!r}; must equal "

@@ -8,7 +8,15 @@ import numpy as np
 from absl import logging
 from etils import epath
 
-from vit_jax import checkpoint, report, sharding, spec, state, workdir
+from vit_jax import (
+  checkpoint,
+  report,
+  sharding,
+  spec,
+  state,
+  weights,
+  workdir,
+)
 from vit_jax.config import Experiment
 from vit_jax.data import probe
 from vit_jax.evaluators import classification, evaluator
@@ -62,7 +70,8 @@ def evaluate(
   Args:
     experiment: its model must be that of the checkpoint.
     path: workdir of the run.
-    checkpoint_path: a checkpoint, or None for the newest of the workdir.
+    checkpoint_path: a checkpoint, or weights of any format that
+      `weights.load` takes; None for the newest checkpoint of the workdir.
 
   Raises:
     ValueError: if there is no checkpoint or it does not fit the model.
@@ -72,7 +81,7 @@ def evaluate(
       "evals: got none; there is nothing to evaluate. Add one to the config."
     )
   mesh = sharding.make_mesh(**experiment.mesh.model_dump())
-  folder = checkpoint.find_params(checkpoint_path or path)
+  where = checkpoint_path or checkpoint.find_params(path)
   class_names = workdir.read_class_names(path)
   if class_names is None:
     class_names = spec.build(experiment.data.source).class_names
@@ -92,10 +101,18 @@ def evaluate(
   )
   with jax.set_mesh(mesh):
     evaluators = make_evaluators(experiment, context)
-    shapes = state.param_shapes(model, _image_shape(experiment))
-    params = checkpoint.load_params(folder, sharding.placed(shapes, mesh))
-    logging.info("evaluating %s", folder)
-    return run(evaluators, params)
+    image_shape = _image_shape(experiment)
+    params, _ = weights.load_params(
+      where,
+      model,
+      image_shape=image_shape,
+      allow=spec.modules(experiment.model_dump()),
+    )
+    logging.info("evaluating %s", where)
+    shapes = state.param_shapes(model, image_shape)
+    return run(
+      evaluators, sharding.place(params, sharding.placed(shapes, mesh))
+    )
 
 
 def _image_shape(experiment: Experiment) -> tuple[int, int, int]:

@@ -62,7 +62,6 @@ def main(argv: list[str]) -> int:
 
 def _run(options: flags.FlagValues, stop: Any) -> None:
   import jax
-  import rich
 
   from vit_jax import config, evaluate, train, workdir, writers
 
@@ -79,9 +78,9 @@ def _run(options: flags.FlagValues, stop: Any) -> None:
   else:
     results = train.train(experiment, path, stop=stop, force=options.force)
   if jax.process_index() == 0:
-    rich.print(writers.results_table(results))
+    command.show(writers.results_table(results))
     if options.mode == "train":
-      rich.print(f"Report: {path / 'report.html'}")
+      command.show(f"Report: {path / 'report.html'}")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 Array = jax.Array
-# key, image [B, H, W, C] in 0..255, label [B, K], mask [B] -> image, label
+# key, image [B, H, W, C] of pixels, label [B, K], mask [B] -> image, label
 MixFn = Callable[[Array, Array, Array, Array], tuple[Array, Array]]
 
 
@@ -16,15 +16,17 @@ def mixup(*, alpha: float = 0.0) -> MixFn:
   One share lam ~ Beta(alpha, alpha), taken as max(lam, 1 - lam), mixes the
   images and labels of the whole batch, as in the published code; partners are
   a random permutation of the whole batch, whatever devices it lies on. For that
-  each device gathers it, so mix while images are uint8 (0.6 GiB for 4096 of 224
-  x 224). A row that is padding (mask 0), or whose partner is, stays as it is.
+  each device gathers it, so mix while images are integers (0.6 GiB for 4096 of
+  224 x 224 x 3 uint8). A row that is padding (mask 0), or whose partner is,
+  stays as it is.
 
   Args:
     alpha: of the beta distribution, e.g. 0.2; 0 turns mixing off.
 
   Returns:
-    Function of a key, image [B, H, W, C] uint8 or float32, label [B, K] float32
-    and mask [B]; returns image and label of the same shapes, float32 if mixed.
+    Function of a key, image [B, H, W, C] uint8, uint16 or float32, label [B, K]
+    float32 and mask [B]; returns image and label of the same shapes, float32 if
+    mixed.
 
   Raises:
     ValueError: if `alpha` is negative.

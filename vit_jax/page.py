@@ -75,7 +75,8 @@ def first_batch(
   mix = jax.jit(lambda batch, key: train_step.mix_batch(parts, batch, key))
   mixed = jax.device_get(mix({k: batch[k] for k in batch if k != "index"}, key))
   real = np.flatnonzero(mixed["mask"] > 0)[:_NUM_TRAIN_PICTURES]
-  pixels = np.rint(mixed["image"][real]).astype(np.uint8)  # [N, H, W, C]
+  pixels = np.rint(mixed["image"][real])  # [N, H, W, C]
+  pixels = pixels.astype(batch["image"].dtype)
   return [
     report.Picture(image, caption=report.label_text(label, source.class_names))
     for image, label in zip(pixels, mixed["label"][real])

@@ -1,29 +1,22 @@
 """Names what is in images.
 
   python -m vit_jax.predict --workdir=runs/quickstart IMAGE [IMAGE ...]
+  python -m vit_jax.predict --checkpoint=WEIGHTS IMAGE [IMAGE ...]
 
-Images are prepared as in the evaluation of the run.
+Images are prepared as in the evaluation of the run, or as the weights' card
+says.
 """
 
 import argparse
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import numpy as np
 from etils import epath
 
-from vit_jax import (
-  checkpoint,
-  command,
-  preprocess,
-  processes,
-  sharding,
-  spec,
-  state,
-  workdir,
-)
+from vit_jax import command, paths, preprocess, processes, spec, weights
 from vit_jax.data import images
 from vit_jax.data.example import Example, Transform
 from vit_jax.models import output
@@ -32,74 +25,64 @@ _BATCH_SIZE = 32
 
 
 class Predictor(NamedTuple):
-  """A trained run, ready to name what is in images."""
+  """A model with its weights that names what is in images."""
 
   model: nn.Module
+  params: Any
   transform: Transform
   normalize: preprocess.Normalize
   class_names: tuple[str, ...]
-  folder: epath.Path  # of the checkpoint
   num_channels: int
 
 
-def load(
-  path: epath.PathLike,
-  *,
-  checkpoint_path: epath.PathLike | None = None,
-  allow: tuple[str, ...] = (),
-) -> Predictor:
-  """Returns the predictor of a run.
+def load(name: epath.PathLike, *, allow: tuple[str, ...] = ()) -> Predictor:
+  """Returns the predictor of a run, or of anyone's weights.
 
   Args:
-    path: workdir of the run.
-    checkpoint_path: one of its checkpoints; the newest if None.
+    name: workdir of the run, one of its checkpoints, or what `weights.load`
+      takes.
     allow: modules outside `vit_jax` that its config may use.
 
   Raises:
-    ValueError: if the folder is not that of a trained run.
+    ValueError: if there are no weights, or how to prepare images for them is
+      not known.
   """
-  path = workdir.resolve(path)
-  experiment = workdir.read_config(path, allow=allow)
-  class_names = workdir.read_class_names(path)
-  if class_names is None:
-    raise ValueError(f"workdir: got {str(path)!r}; it has no classes.json.")
-  transforms = [
-    evaluator["transform"]
-    for evaluator in experiment.evals.values()
-    if spec.is_spec(evaluator.get("transform"))
-  ]
-  if not transforms:
+  model, params, card = weights.load(name, allow=allow)
+  if card.transform is None:
     raise ValueError(
-      f"workdir: got {str(path)!r}; its config evaluates nothing, so how to "
+      f"weights: got {str(name)!r}; its config evaluates nothing, so how to "
       "prepare an image is not known. Add an evaluator to `evals`."
     )
-  model = spec.build(
-    experiment.model,
-    num_classes=len(class_names),
-    constrain=sharding.constrain_batch,
+  num_classes = card.model["num_classes"]
+  if num_classes == 0:
+    raise ValueError(
+      f"weights: got {str(name)!r}; they have no head, so there are no classes "
+      "to name. Fine-tune them first, with --config.init_from."
+    )
+  class_names = card.class_names or tuple(
+    f"class {k}" for k in range(num_classes)
   )
-  folder = checkpoint.find_params(checkpoint_path or path)
   return Predictor(
     model=model,
-    transform=spec.build(transforms[0]),
-    normalize=spec.build(experiment.normalize),
+    params=params,
+    transform=spec.build(card.transform),
+    normalize=spec.build(card.normalize),
     class_names=class_names,
-    folder=folder,
-    num_channels=checkpoint.read_info(folder)["image_shape"][-1],
+    num_channels=card.num_channels,
   )
 
 
 def predict(
-  predictor: Predictor, paths: Sequence[str]
+  predictor: Predictor, files: Sequence[str]
 ) -> Iterator[tuple[str, list[tuple[str, float]] | str]]:
   """Yields for each path its classes with probabilities, the likeliest first.
 
   A file that is missing or no image yields what is wrong with it instead.
   """
-  loaded = [_load_image(predictor, path) for path in paths]
+  loaded = [_load_image(predictor, path) for path in files]
   good = [image for image in loaded if isinstance(image, np.ndarray)]
   rows = iter(_probabilities(predictor, good))
-  for path, image in zip(paths, loaded):
+  for path, image in zip(files, loaded):
     if isinstance(image, str):
       yield path, image
       continue
@@ -110,11 +93,11 @@ def predict(
 
 def _load_image(predictor: Predictor, path: str) -> np.ndarray | str:
   try:
-    data = epath.Path(path).expanduser().read_bytes()
+    data = paths.expand(path).read_bytes()
     example = Example(image=data, label=np.zeros((), np.int32), id=path)
     image = predictor.transform(example, np.random.default_rng(0))["image"]
     return images.with_channels(np.asarray(image), predictor.num_channels)
-  except (OSError, images.DecodeError) as error:
+  except (ImportError, OSError, ValueError) as error:
     return str(error)
 
 
@@ -124,15 +107,9 @@ def _probabilities(
   """Yields [K] for each image; softmax of the logits."""
   if not loaded:
     return
-  device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-  shapes = state.param_shapes(predictor.model, loaded[0].shape)
-  target = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), shapes
-  )
-  params = checkpoint.load_params(predictor.folder, target)
 
   @jax.jit
-  def apply(batch: jax.Array) -> jax.Array:
+  def apply(params: Any, batch: jax.Array) -> jax.Array:
     image = predictor.normalize(batch)
     return jax.nn.softmax(output.apply(predictor.model, params, image).logits)
 
@@ -140,7 +117,8 @@ def _probabilities(
   for first in range(0, len(loaded), rows):
     part = np.stack(loaded[first : first + rows])  # [b, H, W, C]
     padding = [(0, rows - len(part))] + [(0, 0)] * 3
-    yield from np.asarray(apply(np.pad(part, padding)))[: len(part)]
+    batch = np.pad(part, padding)
+    yield from np.asarray(apply(predictor.params, batch))[: len(part)]
 
 
 def main() -> int:
@@ -150,8 +128,11 @@ def main() -> int:
     description="Names what is in images, as a trained run sees them.",
   )
   parser.add_argument("images", nargs="+", help="image files")
-  parser.add_argument("--workdir", required=True, help="folder of the run")
-  parser.add_argument("--checkpoint", help="one that is not the newest")
+  parser.add_argument("--workdir", help="folder of the run")
+  parser.add_argument(
+    "--checkpoint",
+    help="one of its checkpoints, or weights of any format: path or name",
+  )
   parser.add_argument("--top", type=int, default=5, help="classes to print")
   parser.add_argument(
     "--allow",
@@ -162,24 +143,22 @@ def main() -> int:
   options = parser.parse_args()
   if options.top < 1:
     raise ValueError(f"top: got {options.top}; must be >= 1. Use 5.")
-  import rich
-  import rich.markup
-
+  name = options.checkpoint or options.workdir
+  if not name:
+    raise ValueError(
+      "predict: needs --workdir=DIR, or --checkpoint=WEIGHTS. See --help."
+    )
   processes.start()
-  predictor = load(
-    options.workdir,
-    checkpoint_path=options.checkpoint,
-    allow=tuple(options.allow),
-  )
+  predictor = load(name, allow=tuple(options.allow))
   failed = False
   for path, found in predict(predictor, options.images):
-    rich.print(f"[bold]{rich.markup.escape(path)}[/]")
+    command.show(path, style="bold")
     if isinstance(found, str):
       failed = True
-      rich.print(f"  [red]{rich.markup.escape(found)}[/]")
+      command.show(f"  {found}", style="red")
       continue
     for name, probability in found[: options.top]:
-      rich.print(f"  {probability:7.2%}  {rich.markup.escape(name)}")
+      command.show(f"  {probability:7.2%}  {name}")
   return int(failed)
 
 

@@ -1,4 +1,4 @@
-"""The last step of preprocessing, on the device: uint8 to the model's range."""
+"""The last step of preprocessing, on the device: to the model's range."""
 
 import dataclasses
 
@@ -9,13 +9,15 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Normalize:
-  """Maps [..., C] pixels in 0..255 to `(pixel - mean) / std` in float32.
+  """Maps [..., C] pixels to `(pixel - mean) / std` in float32.
 
-  The default maps to [-1, 1], which the published weights expect.
+  The default maps 8 bits to [-1, 1], which the published weights expect; for 16
+  bits that is a mean and std of 32767.5.
 
   Attributes:
-    mean: per channel, or one value for all, in 0..255.
-    std: per channel, or one value for all, above 0.
+    mean: per channel, or one value for all, in the units of the pixels: 0..255,
+      or 0..65535 if the transform has `bits=16`.
+    std: per channel, or one value for all, above 0, in the same units.
   """
 
   mean: tuple[float, ...] = (127.5,)
@@ -29,7 +31,7 @@ class Normalize:
       )
 
   def __call__(self, image: jax.Array) -> jax.Array:
-    """Returns [..., C] float32 from [..., C] uint8 or float."""
+    """Returns [..., C] float32 from [..., C] uint8, uint16 or float."""
     mean, std = self._rows(image.shape)
     return (image.astype(jnp.float32) - mean) / std
 

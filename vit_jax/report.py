@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
+from vit_jax import paths
+
 MAX_POINTS = 1_000  # Of a curve; more cannot be told apart on the page.
 MAX_BARS = 50  # More classes than this: the worst and the best half of it.
 MAX_SIDE = 384  # Pixels; larger pictures are reduced to keep the page small.
@@ -43,8 +45,8 @@ class Picture:
   """An image with words under it.
 
   Attributes:
-    image: [H, W, C] uint8. One channel is shown grey, three as RGB; of two
-      the first is shown, of more the first three, and the page says so.
+    image: [H, W, C] uint8 or uint16. One channel is shown grey, three as RGB;
+      of two the first is shown, of more the first three, and the page says so.
     caption: what matters, e.g. its label.
     detail: smaller: loss, id.
     good: whether a prediction is right; None where there is none.
@@ -99,7 +101,7 @@ def write_report(
     config_json: the whole config.
 
   Raises:
-    ValueError: if a picture is not [H, W, C] uint8, or an array of classes
+    ValueError: if a picture is not [H, W, C] integers, or an array of classes
       does not have as many entries as there are names.
   """
   import jinja2
@@ -122,7 +124,7 @@ def write_report(
     train_pictures=[_shown(picture) for picture in train_pictures],
     config=json.dumps(json.loads(config_json), indent=2, ensure_ascii=False),
   )
-  _write_atomically(epath.Path(path).expanduser(), page)
+  _write_atomically(paths.expand(path), page)
 
 
 def label_text(weights: np.ndarray, class_names: tuple[str, ...]) -> str:
@@ -154,7 +156,7 @@ def prediction(
   """Returns the picture of a test image and what the model said of it.
 
   Args:
-    image: [H, W, C] uint8.
+    image: [H, W, C] uint8 or uint16.
     truth: its class, or its classes joined.
     predicted: the class, or the classes joined, that the model names.
     probability: of `predicted`, in [0, 1].
@@ -333,14 +335,18 @@ def _shown(picture: Picture) -> dict[str, object]:
   from PIL import Image
 
   pixels = picture.image
-  if pixels.ndim != 3 or pixels.dtype != np.uint8 or 0 in pixels.shape:
+  known = pixels.dtype in (np.uint8, np.uint16)
+  if pixels.ndim != 3 or not known or 0 in pixels.shape:
     raise ValueError(
       f"picture {picture.caption!r}: got {pixels.dtype} {pixels.shape};"
-      " expected uint8 [H, W, C]. Scale to 0..255 and add the channel axis."
+      " expected uint8 or uint16 [H, W, C]. Scale to 0..255 and add the channel"
+      " axis."
     )
   channels = pixels.shape[-1]
   shown = 1 if channels < 3 else 3
   pixels = pixels[..., 0] if shown == 1 else pixels[..., :3]
+  if pixels.dtype == np.uint16:
+    pixels = np.rint(pixels / 257).astype(np.uint8)  # 65535 / 255
   image = Image.fromarray(np.ascontiguousarray(pixels))
   pixelated = max(image.size) < PIXELATED_BELOW
   image.thumbnail((MAX_SIDE, MAX_SIDE))

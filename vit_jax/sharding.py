@@ -87,6 +87,23 @@ def placed(tree: PyTree, mesh: Mesh, rule: Rule = fsdp) -> PyTree:
   )
 
 
+def place(tree: PyTree, target: PyTree) -> PyTree:
+  """Returns arrays laid out as the target's leaves say, of their dtype.
+
+  Args:
+    tree: NumPy arrays, the same and whole on every process.
+    target: ShapeDtypeStructs with shardings.
+  """
+  return jax.tree.map(
+    lambda x, t: jax.device_put(
+      np.asarray(x, t.dtype),
+      t.sharding,
+      may_alias=False,  # A step will be given its memory.
+    ),
+    *(tree, target),
+  )
+
+
 def constrain_batch(x: jax.Array) -> jax.Array:
   """Pins the first axis of an activation to the batch sharding.
 

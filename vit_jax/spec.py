@@ -25,6 +25,7 @@ TRUSTED = (
   *("vit_jax.models", "vit_jax.data", "vit_jax.evaluators", "vit_jax.optim"),
   *("vit_jax.losses", "vit_jax.mixup", "vit_jax.preprocess"),
 )
+Spec = Any  # A mapping, or a ConfigDict, which is none to a type checker.
 _SCALARS = (bool, int, float, str, tuple)
 
 
@@ -108,9 +109,25 @@ def is_spec(value: Any) -> bool:
   return isinstance(value, Mapping | ConfigDict) and "fn" in value
 
 
+def as_dict(tree: Spec) -> dict[str, Any]:
+  """Returns a spec as plain dicts."""
+  return tree.to_dict() if isinstance(tree, ConfigDict) else dict(tree)
+
+
 def reference(fn: Callable[..., Any]) -> str:
   """Returns the name under which `fn` is saved: `module:name`."""
   return f"{fn.__module__}:{fn.__qualname__}"
+
+
+def modules(tree: Any) -> tuple[str, ...]:
+  """Returns the modules of all functions that a config names, sorted."""
+  if isinstance(tree, Mapping | ConfigDict):
+    found = {m for v in tree.values() for m in modules(v)}
+  elif isinstance(tree, tuple | list):
+    found = {m for v in tree for m in modules(v)}
+  else:
+    found = {tree.__module__} if callable(tree) else set()
+  return tuple(sorted(found))
 
 
 def closest(name: str, known: Iterable[str]) -> str:

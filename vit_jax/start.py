@@ -1,13 +1,15 @@
 """Where a run starts from: a checkpoint, other weights, or a seed."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+import flax.linen as nn
 import jax
+import numpy as np
 from absl import logging
 
-from vit_jax import checkpoint, train_step
+from vit_jax import checkpoint, sharding, spec, train_step, weights
 from vit_jax import state as state_lib
 from vit_jax.config import Experiment
 from vit_jax.data import probe
@@ -52,14 +54,7 @@ def start(
   ema = experiment.ema_decay is not None
   shardings = state_lib.shardings_of(target)
   if experiment.init_from:
-    init = functools.partial(
-      state_lib.init_params, parts.model, experiment.seed, image_shape
-    )
-    params = _pretrained(
-      experiment.init_from,
-      target.params,
-      init=jax.jit(init, out_shardings=shardings.params),
-    )
+    params = _pretrained(experiment, parts.model, target.params, image_shape)
     make = functools.partial(state_lib.with_params, parts.tx, ema=ema)
     logging.info("initialised parameters from %s", experiment.init_from)
     return jax.jit(make, out_shardings=shardings)(params), 0
@@ -112,29 +107,51 @@ def _check_restored(
 
 
 def _pretrained(
-  path: str, target: PyTree, *, init: Callable[[], PyTree]
+  experiment: Experiment,
+  model: nn.Module,
+  target: PyTree,
+  image_shape: tuple[int, int, int],
 ) -> PyTree:
-  """Returns the parameters at `path`; the head of `init` if classes differ."""
-  folder = checkpoint.find_params(path)
-  saved = checkpoint.saved_shapes(folder)
-  other = {
-    f"head/{name}": saved[f"head/{name}"]
-    for name, leaf in target.get("head", {}).items()
-    if saved.get(f"head/{name}", leaf.shape) != leaf.shape
-  }
-  if not other:
-    return checkpoint.load_params(folder, target)
-  everywhere = jax.tree.leaves(target)[0].sharding.mesh
-  adapted = dict(target) | {
-    "head": {
-      name: jax.ShapeDtypeStruct(
-        saved[f"head/{name}"],
-        leaf.dtype,
-        sharding=jax.NamedSharding(everywhere, jax.P()),
+  """Returns the parameters of `init_from`, fitted to the model."""
+  assert experiment.init_from
+  params, card = weights.load_params(
+    experiment.init_from,
+    model,
+    image_shape=image_shape,
+    posemb_resize=experiment.init_posemb_resize,
+    allow=spec.modules(experiment.model_dump()),
+  )
+  _warn_of_differences(experiment, card, image_shape)
+  return sharding.place(params, target)
+
+
+def _warn_of_differences(
+  experiment: Experiment, card: weights.Card, image_shape: tuple[int, int, int]
+) -> None:
+  """Says where images reach the model otherwise than the weights know them."""
+  if image_shape[:2] != tuple(card.image_size):
+    logging.warning(
+      "image size: this run has %s pixels; the weights were trained at %s",
+      *(image_shape[:2], tuple(card.image_size)),
+    )
+  if any(
+    np.any(np.subtract(experiment.normalize[name], card.normalize[name]))
+    for name in ("mean", "std")
+  ):
+    logging.warning(
+      "normalize: this run has %s; the weights were trained with %s. Set "
+      "config.normalize to that.",
+      *(_words(experiment.normalize), _words(card.normalize)),
+    )
+  for name, one in experiment.evals.items():
+    if card.transform and _words(one["transform"]) != _words(card.transform):
+      logging.warning(
+        "evals.%s.transform: this run has %s; the weights were trained for %s",
+        *(name, _words(one["transform"]), _words(card.transform)),
       )
-      for name, leaf in target["head"].items()
-    }
-  }
-  for name, shape in other.items():
-    logging.info("%s is %s in %s; it starts anew", name, shape, folder)
-  return {**checkpoint.load_params(folder, adapted), "head": init()["head"]}
+
+
+def _words(tree: Mapping[str, Any]) -> str:
+  """Returns a spec in one line, without the size that is told apart."""
+  text = {k: v for k, v in tree.items() if k != "size"}
+  return " ".join(spec.to_json(text).split())

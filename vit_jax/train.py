@@ -82,6 +82,7 @@ def train(
   data = start.describe_data(experiment, source)
   data["image_shape"] = list(image_shape)
   with (
+    workdir.held(path),
     jax.set_mesh(mesh),
     checkpoint.Checkpointer(
       path / "checkpoints", keep=experiment.keep_checkpoints
@@ -103,6 +104,7 @@ def train(
       checkpoints=checkpoints,
       data=data,
     )
+    workdir.write(path, experiment, class_names=source.class_names)
     step = int(state.step)
     run_step = train_step.jit_train_step(experiment, parts, target)
     batches = pipeline.train_batches(

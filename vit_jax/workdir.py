@@ -1,6 +1,9 @@
 """The folder of a run: its config, its class names, where its files lie."""
 
+import contextlib
 import json
+import os
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -9,7 +12,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from vit_jax import config as config_lib
-from vit_jax import spec
+from vit_jax import paths, spec
 
 # What a process killed while it made the folder may have left there.
 _LEFT_BEHIND = {"classes.json", "classes.json.tmp", "config.json.tmp"}
@@ -26,7 +29,7 @@ def resolve(path: epath.PathLike) -> epath.Path:
       "workdir: got ''; expected a folder. Give --workdir=runs/NAME; it is "
       "made if it is not there."
     )
-  folder = epath.Path(path).expanduser()
+  folder = paths.expand(path)
   scheme = str(folder).partition("://")[0] if "://" in str(folder) else None
   if scheme not in (None, "gs"):  # Orbax takes others for a local folder.
     raise ValueError(
@@ -43,7 +46,10 @@ def prepare(
   class_names: tuple[str, ...],
   force: bool = False,
 ) -> None:
-  """Makes the folder and writes `config.json` and `classes.json` to it.
+  """Checks the folder, and makes it if it is new.
+
+  What a folder holds stays as it is: `write` changes it, once the checkpoints
+  there have been found to fit.
 
   Args:
     path: the folder.
@@ -56,23 +62,87 @@ def prepare(
       config: what would change the numbers is listed.
   """
   folder = epath.Path(path)
-  new = spec.to_json(experiment.model_dump())
-  there = {file.name for file in folder.iterdir()} if folder.exists() else set()
+  there = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
   if "config.json" in there:
+    new = spec.to_json(experiment.model_dump())
     _check_changes(folder, json.loads(new), force)
     _check_class_names(folder, class_names, force)
-  elif there - _LEFT_BEHIND and not force:
+    return
+  if there - _LEFT_BEHIND and not force:
     raise ValueError(
       f"workdir: got {str(folder)!r}, which is not empty and not a run's. "
       "Choose another one, or use --force to share it."
     )
   if jax.process_count() > 1:  # All have looked before one writes.
     multihost_utils.sync_global_devices("workdir")
-  if jax.process_index() == 0:
+  write(folder, experiment, class_names=class_names)
+
+
+def write(
+  path: epath.PathLike,
+  experiment: config_lib.Experiment,
+  *,
+  class_names: tuple[str, ...],
+) -> None:
+  """Writes `config.json` and `classes.json`, on the first process.
+
+  Args:
+    path: the folder.
+    experiment: the run.
+    class_names: in label order.
+
+  Raises:
+    ValueError: if the system does not let it.
+  """
+  if jax.process_index() != 0:
+    return
+  folder = epath.Path(path)
+  try:
     folder.mkdir(parents=True, exist_ok=True)
     names = json.dumps(class_names, ensure_ascii=False, indent=0)
     _write(folder / "classes.json", names)
-    _write(folder / "config.json", new)
+    _write(folder / "config.json", spec.to_json(experiment.model_dump()))
+  except OSError as error:
+    raise ValueError(
+      f"workdir: got {str(folder)!r}; cannot write there ({error.strerror}). "
+      "Choose another folder."
+    ) from error
+
+
+@contextlib.contextmanager
+def held(path: epath.PathLike) -> Iterator[None]:
+  """Keeps a second run out of the folder while it is entered.
+
+  The system lets go of the folder however this process ends. Object stores and
+  some network drives cannot be held.
+
+  Args:
+    path: the folder; it is there.
+
+  Raises:
+    ValueError: if another process holds it.
+  """
+  folder = os.fspath(path)
+  if jax.process_index() != 0 or "://" in folder or os.name != "posix":
+    yield
+    return
+  import fcntl  # Not on every system.
+
+  descriptor = os.open(folder, os.O_RDONLY)
+  try:
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError:
+    os.close(descriptor)
+    raise ValueError(
+      f"workdir: got {folder!r}; another process is training there. Wait "
+      "for it, stop it, or choose another folder."
+    ) from None
+  except OSError as error:
+    logging.info("%s cannot be held against a second run: %s", folder, error)
+  try:
+    yield
+  finally:
+    os.close(descriptor)
 
 
 def read_config(
@@ -103,9 +173,21 @@ def read_config(
 
 
 def read_class_names(path: epath.PathLike) -> tuple[str, ...] | None:
-  """Returns the class names of a run in label order, None if it has none."""
+  """Returns the class names of a run in label order, None if it has none.
+
+  Raises:
+    ValueError: if the file is damaged.
+  """
   file = epath.Path(path) / "classes.json"
-  return tuple(json.loads(file.read_text("utf-8"))) if file.exists() else None
+  if not file.exists():
+    return None
+  try:
+    return tuple(json.loads(file.read_text("utf-8")))
+  except ValueError as error:
+    raise ValueError(
+      f"workdir: got {str(path)!r}; its classes.json is damaged ({error}). "
+      "Remove that file and train on; it is written anew."
+    ) from None
 
 
 def _check_changes(

@@ -11,6 +11,7 @@ import io
 import json
 import logging as python_logging
 import math
+import operator
 import os
 import sys
 import time
@@ -24,6 +25,8 @@ import rich.table
 import rich.text
 from absl import logging
 from etils import epath
+
+from vit_jax import paths
 
 PLAIN_LINE_SECONDS = 10.0  # Between two training lines in a log file.
 
@@ -54,7 +57,7 @@ class JsonLines:
       path: the file; local (`~` is expanded) or of a scheme epath knows.
       step: the step the run starts from; later records are dropped.
     """
-    self._path = _expand(path)
+    self._path = paths.expand(path)
     records = [r for r in _read_records(self._path) if r["step"] <= step]
     self._lines = [_json_line(record) for record in records]
     self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +100,7 @@ def read_history(path: epath.PathLike) -> list[dict[str, float]]:
     ValueError: if a line other than the last is not a record.
   """
   merged: dict[int, dict[str, float]] = {}
-  for record in _read_records(_expand(path)):
+  for record in _read_records(paths.expand(path)):
     merged.setdefault(record["step"], {}).update(record)
   return [merged[step] for step in sorted(merged)]
 
@@ -110,7 +113,7 @@ class TensorBoard:
     import tensorboardX  # Half a second: not for `--help`.
 
     self._writer = tensorboardX.SummaryWriter(
-      os.fspath(_expand(logdir)), purge_step=step + 1, flush_secs=5
+      os.fspath(paths.expand(logdir)), purge_step=step + 1, flush_secs=5
     )
 
   def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -157,7 +160,7 @@ class WandB:
         f"wandb_project: got {project!r}; the package wandb is not installed."
         " Run `pip install 'vit_jax[wandb]'`, or leave wandb_project empty."
       ) from error
-    workdir = _expand(workdir)
+    workdir = paths.expand(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
     id_file = workdir / "wandb_id"
     known = step > 0 and id_file.exists()
@@ -338,7 +341,7 @@ def make_writers(
   """
   if not primary:
     return Writers(())
-  workdir = _expand(workdir)
+  workdir = paths.expand(workdir)
   writers: list[Writer] = [JsonLines(workdir / "metrics.jsonl", step=step)]
   if tensorboard:
     writers.append(TensorBoard(workdir / "tensorboard", step=step))
@@ -430,10 +433,6 @@ def _log_through_standard_error() -> Iterator[None]:
         handler.setStream(stream)
 
 
-def _expand(path: epath.PathLike) -> epath.Path:
-  return epath.Path(path).expanduser()
-
-
 def _is_remote(path: epath.Path) -> bool:
   return "://" in os.fspath(path)
 
@@ -447,12 +446,12 @@ def _read_records(path: epath.Path) -> list[dict[str, Any]]:
   """Returns the lines of the file as they are, null as nan."""
   if not path.exists():
     return []
-  lines = path.read_text().splitlines()
+  lines = path.read_bytes().decode("utf-8", "replace").splitlines()
   records = []
   for number, line in enumerate(lines, start=1):
     try:
       record = json.loads(line)
-      step = record["step"]
+      step = operator.index(record["step"])
     except (json.JSONDecodeError, TypeError, KeyError) as error:
       if number == len(lines):
         break  # Torn by a kill; the step is repeated on resume.

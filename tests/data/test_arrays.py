@@ -148,3 +148,32 @@ def test_npz_runs_no_pickled_code(tmp_path):
 def test_npz_that_is_not_there_is_an_error(tmp_path):
   with pytest.raises(FileNotFoundError, match=r"path: got .*no such file"):
     arrays.npz(path=str(tmp_path / "no.npz"), split="train")
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "text", "one array"])
+def test_npz_that_is_damaged_is_an_error(tmp_path, damage):
+  path = tmp_path / "data.npz"
+  np.savez(path, train_images=np.zeros((3, 4, 4), np.uint8))
+  if damage == "one array":
+    with path.open("wb") as file:
+      np.save(file, np.zeros(3))
+  else:
+    whole = path.read_bytes()
+    parts = {"truncated": whole[:99], "empty": b"", "text": b"label,image"}
+    path.write_bytes(parts[damage])
+  with pytest.raises(ValueError, match="cannot be read as a \\.npz of plain"):
+    arrays.npz(path=str(path), split="train")
+
+
+@pytest.mark.parametrize("labels", [[0, 10**12], ["cat", "dog"]])
+def test_npz_labels_that_are_no_class_ids_are_an_error(tmp_path, labels):
+  images = np.zeros((2, 4, 4), np.uint8)
+  path = save(tmp_path, train_images=images, train_labels=np.array(labels))
+  with pytest.raises(ValueError, match="must be class ids below 1,000,000"):
+    arrays.npz(path=path, split="train")
+
+
+def test_images_of_16_bits_stay_as_they_are():
+  images = np.arange(2 * 30, dtype=np.uint16).reshape(2, 3, 2, 5) * 1000
+  source = arrays.ArraySource(images, np.array([0, 1]), class_names="ab")
+  np.testing.assert_array_equal(source[1]["image"], images[1])

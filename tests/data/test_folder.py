@@ -99,7 +99,10 @@ def test_folder_leaves_out_hidden_and_other_files_and_says_so(tmp_path, caplog):
     source = folder.FolderSource(root=root, split="train")
   assert ids(source) == ["train/a/1.png"]
   assert source.class_names == ("a",)
-  assert "train: left out 2 files without an image suffix" in caplog.text
+  assert (
+    "train: left out 2 files without an image suffix; the first is "
+    "'train/a/Thumbs.db'"
+  ) in caplog.text
 
 
 def test_folder_notes_numbers_that_sort_as_text(tmp_path, caplog):
@@ -126,6 +129,14 @@ def test_folder_without_the_split_lists_what_is_there(tmp_path):
     folder.FolderSource(root=root, split="val")
 
 
+def test_folder_of_classes_without_a_split_says_where_to_move_them(tmp_path):
+  root = tree(tmp_path, "cat/1.png", "dog/1.png")
+  with pytest.raises(
+    FileNotFoundError, match=r"Move the class folders into .*/train\."
+  ):
+    folder.FolderSource(root=root, split="train")
+
+
 def test_folder_without_root_says_so(tmp_path):
   with pytest.raises(FileNotFoundError, match=r"Nor is there .*nowhere"):
     folder.FolderSource(root=str(tmp_path / "nowhere"), split="train")
@@ -149,3 +160,27 @@ def test_folder_expands_the_home_directory(tmp_path, monkeypatch):
   monkeypatch.setenv("HOME", str(tmp_path))
   tree(tmp_path / "pets", "train/a/1.png")
   assert len(folder.FolderSource(root="~/pets", split="train")) == 1
+
+
+def test_folder_link_that_leads_back_is_not_followed(tmp_path):
+  root = tree(tmp_path, "train/cat/a.png", "train/cat/more/b.png")
+  (tmp_path / "train/cat/more/back").symlink_to("..")
+  source = folder.FolderSource(root=root, split="train")
+  assert ids(source) == ["train/cat/a.png", "train/cat/more/b.png"]
+
+
+def test_folder_name_that_is_no_text_is_an_error(tmp_path):
+  root = tree(tmp_path, "train/cat/a.png")
+  try:
+    (tmp_path / "train/cat/\udcff.png").write_bytes(b"x")
+  except OSError:
+    pytest.skip("this file system takes UTF-8 alone")
+  with pytest.raises(ValueError, match="its name is not UTF-8"):
+    folder.FolderSource(root=root, split="train")
+
+
+def test_folder_on_a_storage_that_is_not_known_is_an_error():
+  with pytest.raises(
+    ValueError, match="path: got 'https://x/y'; must be local"
+  ):
+    folder.FolderSource(root="https://x/y", split="train")

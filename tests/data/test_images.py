@@ -232,7 +232,7 @@ def test_arrays_pass_through_and_grey_gets_a_channel():
 @pytest.mark.parametrize(
   ("image", "match"),
   [
-    (np.zeros((4, 5, 3), np.float32), "got dtype float32; must be uint8"),
+    (np.zeros((4, 5, 3), np.float32), "got dtype float32; must be uint8 or"),
     (np.zeros((2, 4, 5, 3), np.uint8), r"got shape \(2, 4, 5, 3\); must be"),
     (np.zeros((0, 5, 3), np.uint8), "not empty"),
     (np.zeros((3, 40, 50), np.uint8), r"use image.transpose\(1, 2, 0\)"),
@@ -241,6 +241,11 @@ def test_arrays_pass_through_and_grey_gets_a_channel():
 def test_wrong_array_is_an_error_with_a_hint(image, match):
   with pytest.raises(ValueError, match=match):
     decode(image)
+
+
+def noise(dtype, shape):
+  rng = np.random.default_rng(0)
+  return rng.integers(0, np.iinfo(dtype).max, shape, dtype, endpoint=True)
 
 
 def bilinear(image, size):
@@ -262,16 +267,22 @@ def bilinear(image, size):
   "size", [(40, 50), (80, 100), (64, 33), (20, 25), (7, 9), (13, 50), (1, 1)]
 )
 @pytest.mark.parametrize("channels", [1, 3, 5])
-def test_resize_is_bilinear_without_antialias(size, channels):
-  rng = np.random.default_rng(0)
-  image = rng.integers(0, 256, size=(40, 50, channels), dtype=np.uint8)
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_resize_is_bilinear_without_antialias(size, channels, dtype):
+  image = noise(dtype, (40, 50, channels))
   resized = images.resize(image, size)
-  assert resized.dtype == np.uint8
+  assert resized.dtype == dtype
   np.testing.assert_allclose(
     resized.astype(float),
     bilinear(image, size),
     atol=1.0,  # Fixed-point weights, then rounding.
   )
+
+
+def test_resize_takes_more_channels_than_opencv():
+  image = noise(np.uint16, (8, 9, 300))
+  resized = images.resize(image, (5, 7)).astype(float)
+  np.testing.assert_allclose(resized, bilinear(image, (5, 7)), atol=1.0)
 
 
 def antialiased(length, target, support, kernel):
@@ -298,20 +309,20 @@ def cubic(x, a=-0.5):
   ("interpolation", "support", "kernel"),
   [("bilinear_antialias", 1, triangle), ("bicubic_antialias", 2, cubic)],
 )
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 def test_resize_with_antialias_is_its_formula(
-  channels, interpolation, support, kernel
+  channels, dtype, interpolation, support, kernel
 ):
-  rng = np.random.default_rng(0)
-  image = rng.integers(0, 256, (31, 20, channels), np.uint8)
+  image = noise(dtype, (31, 20, channels))
   rows = antialiased(31, 12, support, kernel)
   columns = antialiased(20, 26, support, kernel)
   expected = np.einsum("yh,xw,hwc->yxc", rows, columns, image.astype(float))
   resized = images.resize(image, (12, 26), interpolation=interpolation)
-  assert resized.dtype == np.uint8
-  # Pillow rounds to 8 bits after each axis.
-  np.testing.assert_allclose(
-    resized.astype(float), np.clip(expected, 0, 255), atol=1.5
-  )
+  assert resized.dtype == dtype
+  expected = np.clip(expected, 0, np.iinfo(dtype).max)
+  # Pillow rounds 8 bits after each axis; 16 are rounded once.
+  atol = 1.5 if dtype == np.uint8 else 0.52
+  np.testing.assert_allclose(resized.astype(float), expected, atol=atol)
 
 
 def test_resize_cover_keeps_the_aspect_ratio():
@@ -424,7 +435,23 @@ def test_a_grey_model_sees_the_luma_of_a_file():
   assert images.with_channels(image, 3) is image
 
 
+def test_a_grey_model_sees_16_bits_of_luma():
+  image = np.array([[[65535, 0, 0], [777, 777, 777]]], np.uint16)
+  grey = images.with_channels(image, 1)
+  assert grey.dtype == np.uint16
+  assert grey[0, 1, 0] == 777
+  assert abs(int(grey[0, 0, 0]) - 19595) <= 1  # 0.299 * 65535, in fixed point.
+
+
 def test_a_model_of_more_channels_takes_no_file():
   image = np.zeros((2, 2, 3), np.uint8)
   with pytest.raises(images.DecodeError, match="got 3 channels; the model"):
     images.with_channels(image, 4)
+
+
+def test_an_image_too_narrow_to_cover_is_an_error_not_all_of_memory():
+  line = np.zeros((1, 50_000, 3), np.uint8)
+  with pytest.raises(
+    images.DecodeError, match="got 1x50000 pixels; too narrow"
+  ):
+    images.resize_cover(line, (256, 256))

@@ -77,6 +77,12 @@ def test_manifest_with_several_labels_pads_with_minus_one(tmp_path):
   assert labels(source) == [[2, 0, -1], [-1, -1, -1], [1, 2, 0]]
 
 
+def test_manifest_lists_its_splits(tmp_path):
+  assert manifest.splits(write(tmp_path, SPLITS)) == ("train", "val")
+  whole = write(tmp_path, "image,label\na.png,dog\n", name="whole.csv")
+  assert manifest.splits(whole) == ()
+
+
 def test_manifest_splits_have_label_arrays_of_one_width(tmp_path):
   text = "image,label,split\na.png,x;y,train\nb.png,x,val\n"
   source = manifest.ManifestSource(
@@ -155,7 +161,7 @@ def test_manifest_looks_for_images_of_its_split_only(tmp_path):
   ("text", "kwargs", "match"),
   [
     ("image;label\na;b\n", {}, r"columns \['image;label'\], separated by ','"),
-    ("", {}, r"columns \[\].*needs 'image' and 'label'"),
+    ("", {}, r"columns \[\].*one 'image' and one 'label'"),
     ("image,label\n", {}, "without rows; needs at least one image"),
     ("image,label\na.png,x\n", {"split": "val"}, "has no column 'split'"),
     (SPLITS, {"split": "test"}, "split: got 'test'; the .* are 'train', 'val'"),
@@ -175,3 +181,36 @@ def test_manifest_that_does_not_fit_is_an_error(tmp_path, text, kwargs, match):
 def test_manifest_that_is_not_there_is_an_error(tmp_path):
   with pytest.raises(FileNotFoundError, match=r"path: got .*no such file"):
     manifest.ManifestSource(path=str(tmp_path / "no.csv"))
+
+
+def test_manifest_labels_have_no_space_around_them(tmp_path):
+  path = write(tmp_path, "image,label\na.png,dog\nb.png, dog \nc.png,cat\n")
+  source = manifest.ManifestSource(path=path)
+  assert source.class_names == ("cat", "dog")
+  assert labels(source) == [1, 1, 0]
+
+
+def test_manifest_repeats_a_row_but_does_not_contradict_it(tmp_path):
+  text = "image,label,split\na.png,dog,train\na.png,dog,train\na.png,cat,val\n"
+  path = write(tmp_path, text + "b.png,cat,train\n")
+  assert len(manifest.ManifestSource(path=path, split="train")) == 3
+  path = write(tmp_path, text + "a.png,cat,train\n")
+  match = "line 5: 'a.png' has other labels in line 2"
+  with pytest.raises(ValueError, match=match):
+    manifest.ManifestSource(path=path, split="train")
+
+
+def test_manifest_with_a_column_twice_is_an_error(tmp_path):
+  path = write(tmp_path, "image,label,label\na.png,dog,cat\n")
+  with pytest.raises(ValueError, match="needs one 'image' and one 'label'"):
+    manifest.ManifestSource(path=path)
+
+
+def test_manifest_that_is_a_folder_is_an_error(tmp_path):
+  with pytest.raises(FileNotFoundError, match="there is no such file"):
+    manifest.ManifestSource(path=str(tmp_path))
+
+
+def test_manifest_separator_is_some_text(tmp_path):
+  with pytest.raises(ValueError, match="label_separator: got ''; must be None"):
+    manifest.ManifestSource(path=str(tmp_path), label_separator="")

@@ -313,6 +313,25 @@ def test_images_of_several_shapes_are_an_error():
     evaluate(source)
 
 
+def test_images_of_another_type_are_an_error():
+  def as_stored(row, rng):
+    return row
+
+  for types in ((np.uint8, np.uint16), (np.float32,)):
+    source = ListSource([np.zeros((8, 8, 3), dtype) for dtype in types])
+    with pytest.raises(ValueError, match="must be of uint8 or uint16, all"):
+      evaluate(source, as_stored)
+
+
+def test_16_bits_reach_the_batch():
+  image = np.arange(300, dtype=np.uint16).reshape(10, 6, 5) * 200
+  keep = transforms.resize(size=(10, 6), bits=16)
+  source = ListSource([image] * 3)
+  (batch,) = evaluate(source, keep, batch_size=4)
+  assert batch["image"].dtype == np.uint16
+  np.testing.assert_array_equal(batch["image"][:3], [image] * 3)
+
+
 def test_labels_of_several_shapes_are_an_error():
   source = ListSource([GOOD] * 2, [[0, 1], [0, 1, 2]])
   with pytest.raises(ValueError, match="transform: got image and label of"):

@@ -147,6 +147,24 @@ def test_exif_and_background_reach_the_decoder(factory):
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
+@pytest.mark.parametrize(("bits", "dtype"), [(8, np.uint8), (16, np.uint16)])
+def test_channels_and_bits_reach_the_decoder(factory, bits, dtype):
+  transform = factory(size=(4, 6), num_channels=4, bits=bits)
+  image = apply(transform, png(np.full((8, 8, 4), 9, np.uint8)))
+  assert (image.shape, image.dtype) == ((4, 6, 4), dtype)
+  array = apply(transform, photo(8, 8, 5))  # Arrays keep their channels.
+  assert (array.shape, array.dtype) == ((4, 6, 5), dtype)
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_channels_and_bits_must_be_possible(factory):
+  with pytest.raises(ValueError, match="num_channels: got 0; must be >= 1"):
+    factory(num_channels=0)
+  with pytest.raises(ValueError, match="bits: got 12; must be 8 or 16"):
+    factory(bits=12)
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
 def test_bad_file_is_a_decode_error(factory):
   with pytest.raises(images.DecodeError, match="cannot be decoded"):
     apply(factory(), b"nothing")

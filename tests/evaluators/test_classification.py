@@ -314,3 +314,11 @@ def test_evaluation_compiles_once_over_passes_and_parameters(caplog):
     other = {name: 2 * x for name, x in PARAMS.items()}
     assert evaluate(PARAMS) != evaluate(other)
   assert "Compiling jit(_sums)" not in caplog.text
+
+
+@pytest.mark.parametrize(
+  "wrong", [{"batch_size": 0}, {"num_workers": -1}, {"max_bad": -1}]
+)
+def test_numbers_out_of_range_are_refused_before_training(wrong):
+  with pytest.raises(ValueError, match="batch_size, num_workers, max_bad: got"):
+    make_evaluator(fake_source(), **wrong)

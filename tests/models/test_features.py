@@ -1,5 +1,7 @@
 """Looking inside changes nothing, and shows what NumPy computes."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -15,7 +17,9 @@ MODEL = vit.ViT(
   patch_size=(4, 2),
   num_registers=1,
 )
-IMAGE = np.random.default_rng(0).normal(size=(2, 8, 6, 3)).astype(np.float32)
+IMAGE: Any = (
+  np.random.default_rng(0).normal(size=(2, 8, 6, 3)).astype(np.float32)
+)
 T = 1 + 1 + 2 * 3  # class token, register, grid
 
 

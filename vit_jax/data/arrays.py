@@ -1,18 +1,25 @@
 """Sources over arrays in memory: any NumPy arrays, digits, .npz files."""
 
+import zipfile
+import zlib
 from collections.abc import Sequence
 
 import numpy as np
 from etils import epath
 
+from vit_jax import paths
 from vit_jax.data.example import Example
 
 # Fixes which digits are for testing; another number makes another data set.
 _DIGITS_SPLIT_SEED = 0
+# Beyond, a label is no class id but something else, such as a time.
+_MAX_CLASSES = 1_000_000
+# What NumPy raises for a file that is not what its name says.
+_DAMAGED = (ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
 class ArraySource:
-  """A source over uint8 images in memory.
+  """A source over images in memory.
 
   Each worker process holds its own copy of the arrays.
   """
@@ -28,7 +35,7 @@ class ArraySource:
     """Checks the arrays against each other.
 
     Args:
-      images: [N, H, W] or [N, H, W, C] uint8.
+      images: [N, H, W] or [N, H, W, C] uint8 or uint16.
       labels: [N] class ids, or [N, T] class ids padded with -1 (multi-label).
       class_names: the K class names in label order.
       ids: N names of the examples; their positions if not given.
@@ -112,29 +119,62 @@ def npz(*, path: str, split: str) -> ArraySource:
     FileNotFoundError: if there is no such file.
     ValueError: if arrays are missing or do not fit.
   """
-  file = epath.Path(path).expanduser()
-  if not file.exists():
+  file = paths.expand(path)
+  if not file.is_file():
     raise FileNotFoundError(
       f"path: got {path!r}; there is no such file. Give the path of a .npz."
     )
-  with file.open("rb") as f, np.load(f, allow_pickle=False) as archive:
-    missing = {f"{split}_images", f"{split}_labels"} - set(archive.files)
-    if missing:
-      raise ValueError(
-        f"split: got {split!r}; {path} has no {', '.join(sorted(missing))}, "
-        f"only {', '.join(sorted(archive.files))}. Save images and labels as "
-        "{split}_images and {split}_labels."
-      )
-    images = archive[f"{split}_images"]
-    labels = _squeeze(archive[f"{split}_labels"])
-    if "class_names" in archive.files:
-      class_names = [str(name) for name in archive["class_names"]]
-    else:
-      has_train = "train_labels" in archive.files
-      known = _squeeze(archive["train_labels"]) if has_train else labels
-      class_names = [str(i) for i in range(int(known.max(initial=-1)) + 1)]
+  names = ("class_names", f"{split}_images", f"{split}_labels", "train_labels")
+  there, found = _read(file, names)
+  missing = {f"{split}_images", f"{split}_labels"} - found.keys()
+  if missing:
+    raise ValueError(
+      f"split: got {split!r}; {path} has no {', '.join(sorted(missing))}, "
+      f"only {', '.join(there)}. Save images and labels as {{split}}_images "
+      "and {split}_labels."
+    )
+  images = found[f"{split}_images"]
+  labels = _squeeze(found[f"{split}_labels"])
+  if "class_names" in found:
+    class_names = [str(name) for name in found["class_names"]]
+  else:
+    class_names = _numbers(_squeeze(found.get("train_labels", labels)))
   ids = [f"{split}/{i}" for i in range(len(images))]
   return ArraySource(images, labels, class_names=class_names, ids=ids)
+
+
+def _read(
+  file: epath.Path, names: Sequence[str]
+) -> tuple[list[str], dict[str, np.ndarray]]:
+  """Returns what an archive has, and those of its arrays that are named.
+
+  Raises:
+    ValueError: if it is damaged or no archive of plain arrays.
+  """
+  try:
+    with file.open("rb") as f, np.load(f, allow_pickle=False) as archive:
+      there = sorted(archive.files)
+      return there, {name: archive[name] for name in names if name in there}
+  except _DAMAGED as error:
+    raise ValueError(
+      f"path: got {str(file)!r}; cannot be read as a .npz of plain arrays "
+      f"({error}). Write it with np.savez."
+    ) from error
+
+
+def _numbers(labels: np.ndarray) -> list[str]:
+  """Returns the names of the classes 0 to the largest label.
+
+  Raises:
+    ValueError: if the labels are no class ids.
+  """
+  largest = labels.max(initial=-1) if labels.dtype.kind in "iu" else None
+  if largest is None or largest >= _MAX_CLASSES:
+    raise ValueError(
+      f"labels: got {labels.dtype} up to {largest}; must be class ids below "
+      f"{_MAX_CLASSES:,}. Number the classes from 0."
+    )
+  return [str(i) for i in range(int(largest) + 1)]
 
 
 def _squeeze(labels: np.ndarray) -> np.ndarray:
@@ -145,10 +185,10 @@ def _squeeze(labels: np.ndarray) -> np.ndarray:
 def _check_arrays(
   images: np.ndarray, labels: np.ndarray, ids: tuple[str, ...]
 ) -> None:
-  if images.dtype != np.uint8 or images.ndim not in (3, 4):
+  if images.dtype not in (np.uint8, np.uint16) or images.ndim not in (3, 4):
     raise ValueError(
       f"images: got shape {images.shape} of {images.dtype}; must be [N, H, W] "
-      "or [N, H, W, C] of uint8. Scale and round values to [0, 255] first."
+      "or [N, H, W, C] of uint8 or uint16. Scale and round values first."
     )
   if labels.ndim not in (1, 2) or not np.issubdtype(labels.dtype, np.integer):
     raise ValueError(

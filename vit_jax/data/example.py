@@ -10,7 +10,8 @@ class Example(TypedDict):
   """One labelled image.
 
   Attributes:
-    image: encoded bytes (JPEG, PNG, ...) or a [H, W, C] uint8 array.
+    image: encoded bytes (JPEG, PNG, ...) or a [H, W, C] array of uint8 or
+      uint16.
     label: [] int32 class id, or [T] int32 class ids padded with -1.
     id: stable name of the example, e.g. its path; used in messages.
   """
@@ -24,7 +25,7 @@ class Batch(TypedDict):
   """B examples of one size on the host.
 
   Attributes:
-    image: [B, H, W, C] uint8.
+    image: [B, H, W, C] uint8 or uint16.
     label: [B] int32 class ids, or [B, T] int32 padded with -1.
     mask: [B] float32; 1 for a real example, 0 for padding or a skipped one.
     index: [B] int64 position in the source, -1 for padding.

@@ -1,5 +1,6 @@
 """Your own images: a folder for each class."""
 
+import os
 import re
 from collections.abc import Iterator
 
@@ -7,6 +8,7 @@ import numpy as np
 from absl import logging
 from etils import epath
 
+from vit_jax import paths
 from vit_jax.data.example import Example
 
 # A file counts as an image by its suffix, in any case.
@@ -23,8 +25,8 @@ class FolderSource:
 
   The classes are the folders of one split, sorted by name, and the same for all
   splits; a class without images keeps its place. Hidden files and folders
-  (with a leading dot) and files without an image suffix are left out, and their
-  number is logged. Symbolic links are followed. Examples are sorted by path;
+  (with a leading dot) and files without an image suffix are left out; of these,
+  the number and the first are logged. Symbolic links are followed. Examples are sorted by path;
   their ids are paths relative to `root`. Images are read when asked for.
   """
 
@@ -40,9 +42,10 @@ class FolderSource:
 
     Raises:
       FileNotFoundError: if a split is not there.
-      ValueError: if there are no images, or a class that `classes_from` lacks.
+      ValueError: if there are no images, a class that `classes_from` lacks, or
+        a name that is not UTF-8.
     """
-    self._root = epath.Path(root).expanduser()
+    self._root = paths.expand(root)
     self.class_names = tuple(_folders(self._root, classes_from))
     self.num_classes = len(self.class_names)
     present = _folders(self._root, split)
@@ -50,18 +53,20 @@ class FolderSource:
     _note_numeric(self.class_names)
     self._paths: list[str] = []  # Relative to the root, with "/".
     labels: list[int] = []
-    skipped = 0
+    skipped: list[str] = []
     for name in present:
       for path in _files(self._root / split / name):
         if path.suffix.lower() in IMAGE_SUFFIXES:
           self._paths.append(path.relative_to(self._root).as_posix())
           labels.append(self.class_names.index(name))
         else:
-          skipped += 1
+          skipped.append(path.relative_to(self._root).as_posix())
+    _check_names([*self.class_names, *self._paths])
     self._labels = np.array(labels, np.int32)
     if skipped:
       logging.info(
-        "%s: left out %d files without an image suffix", split, skipped
+        "%s: left out %d files without an image suffix; the first is %r",
+        *(split, len(skipped), skipped[0]),
       )
     if not self._paths:
       raise ValueError(
@@ -88,7 +93,7 @@ class FolderSource:
 
 def splits(root: str) -> tuple[str, ...]:
   """Returns the sorted names of the split folders under `root`, if any."""
-  folder = epath.Path(root).expanduser()
+  folder = paths.expand(root)
   if not folder.is_dir():
     return ()
   visible = (x for x in folder.iterdir() if not x.name.startswith("."))
@@ -103,7 +108,7 @@ def _folders(root: epath.Path, split: str) -> list[str]:
     raise FileNotFoundError(
       f"split: got {split!r}; there is no folder {folder}. "
       + (f"{root} has {_some(there)}." if there else f"Nor is there {root}.")
-      + " Expected root/split/class/image."
+      + f" Expected {root}/{split}/CLASS/IMAGE.{_flat_advice(root, split)}"
     )
   names = sorted(
     x.name
@@ -118,14 +123,36 @@ def _folders(root: epath.Path, split: str) -> list[str]:
   return names
 
 
-def _files(folder: epath.Path) -> Iterator[epath.Path]:
-  """Yields all visible files below a folder, sorted."""
+def _flat_advice(root: epath.Path, split: str) -> str:
+  """Returns what to do with classes that lie in the root itself, or ""."""
+  if not any(_holds_images(root / name) for name in splits(str(root))):
+    return ""
+  return f" Move the class folders into {root / split}."
+
+
+def _holds_images(folder: epath.Path) -> bool:
+  return any(x.suffix.lower() in IMAGE_SUFFIXES for x in folder.iterdir())
+
+
+def _files(
+  folder: epath.Path, above: tuple[str, ...] = ()
+) -> Iterator[epath.Path]:
+  """Yields all visible files below a folder, sorted.
+
+  Args:
+    folder: where to look.
+    above: real paths of the folders it was reached through; a link that leads
+      back to one of them holds nothing new.
+  """
+  above = (*above, os.path.realpath(folder))
+  if above[-1] in above[:-1]:
+    return
   for path in sorted(folder.iterdir()):
     if path.name.startswith("."):
       continue
     # A call to the file system each, so not for what is an image by its name.
     if path.suffix.lower() not in IMAGE_SUFFIXES and path.is_dir():
-      yield from _files(path)
+      yield from _files(path, above)
     else:
       yield path
 
@@ -144,6 +171,18 @@ def _check_known(
       f"{classes_from!r} has only {_some(list(class_names))}. Rename the "
       f"folders, or make empty ones in {root / classes_from}."
     )
+
+
+def _check_names(names: list[str]) -> None:
+  """Raises for a name that reports and logs cannot hold."""
+  for name in names:
+    try:
+      name.encode()
+    except UnicodeEncodeError:
+      raise ValueError(
+        f"root: got a file or folder {os.fsencode(name)!r}; its name is not "
+        "UTF-8. Rename it."
+      ) from None
 
 
 def _note_numeric(class_names: tuple[str, ...]) -> None:

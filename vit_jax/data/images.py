@@ -10,101 +10,92 @@ training and in evaluation:
   PyTorch expect.
 """
 
-import io
-import struct
-import zlib
-
 import cv2
 import numpy as np
 from PIL import Image
 
+from vit_jax.data import image_file
+
 Size = tuple[int, int]  # (height, width) in pixels
+DecodeError = image_file.DecodeError
 
 INTERPOLATIONS = ("bilinear", "bilinear_antialias", "bicubic_antialias")
-_EXIF_ORIENTATION = 0x0112
+_MAX_CHANNELS = 128  # CV_CN_MAX of OpenCV 5; it was 512.
 _MAX_ATTEMPTS = 10  # As torchvision's RandomResizedCrop.
-# What Pillow raises on files that are not what they claim to be.
-_PILLOW_ERRORS = (
-  OSError,  # Unidentified and truncated files.
-  SyntaxError,  # Broken PNG chunks.
-  ValueError,
-  EOFError,
-  IndexError,
-  KeyError,
-  NotImplementedError,
-  OverflowError,
-  struct.error,
-  zlib.error,
-  Image.DecompressionBombError,
-)
-
-
-class DecodeError(ValueError):
-  """An image that cannot be decoded; the pipeline may be told to skip it."""
 
 
 def decode(
-  image: bytes | np.ndarray, *, exif: bool, background: int
+  image: bytes | np.ndarray,
+  *,
+  exif: bool,
+  background: int,
+  num_channels: int = 3,
+  bits: int = 8,
 ) -> np.ndarray:
   """Returns the pixels of an encoded image, or checks an image array.
 
   One policy for all files, whatever their name says:
 
-  - OpenCV decodes 8-bit grey and RGB JPEG and PNG; Pillow decodes the rest
-    (GIF, WebP, BMP, TIFF, palette, alpha, CMYK, 16-bit, ...).
-  - The result is RGB. Grey is repeated, a palette is looked up, CMYK is
-    converted without a colour profile; embedded profiles are ignored.
-  - Alpha, or a transparent palette entry, is composited over `background`.
-  - 16-bit values are scaled by 255/65535. Float images are refused: their
-    range is unknown.
-  - Of an animation the first frame is taken.
+  - With 3 channels the result is RGB. Grey is repeated, a palette is looked
+    up, CMYK is converted without a colour profile; embedded profiles are
+    ignored. With 1 channel it is the luma of that (ITU-R BT.601); grey keeps
+    its values.
+  - With 1 or 3 channels alpha, or a transparent palette entry, is composited
+    over `background`.
+  - Any other number of channels, among them alpha, is that of the file, in its
+    order: (grey, alpha), RGBA, CMYK, the bands of a TIFF.
+  - 16-bit values are scaled to 8 by 255/65535, 8-bit values to 16 by 257.
+    Float images are refused: their range is unknown.
+  - Of an animation, or of several pages, the first is taken.
   - EXIF orientation is applied if `exif` is set, else ignored.
   - Truncated, empty and other files are errors, never half an image. Beyond
     179 megapixels a file is refused as a decompression bomb (Pillow's limit).
 
   Args:
-    image: encoded bytes, or [H, W] or [H, W, C] uint8, which passes through.
+    image: encoded bytes, or [H, W] or [H, W, C] uint8 or uint16, which keeps
+      its C.
     exif: whether to turn the image as its EXIF orientation tag says.
     background: grey level in [0, 255] under transparent pixels.
+    num_channels: C of what is decoded.
+    bits: 8 or 16, of the result.
 
   Returns:
-    [H, W, 3] uint8 RGB from bytes; [H, W, C] uint8 from an array.
+    [H, W, num_channels] from bytes, [H, W, C] from an array: uint8, or uint16
+    for 16 bits.
 
   Raises:
-    DecodeError: if bytes cannot be decoded.
-    ValueError: if an array is not a channels-last uint8 image.
+    DecodeError: if bytes cannot be decoded, or to other channels only.
+    ValueError: if an array is not a channels-last uint8 or uint16 image.
   """
   if isinstance(image, np.ndarray):
-    return _check_array(image)
-  if not image:
-    raise DecodeError("image: got 0 bytes; the file is empty. Remove it.")
-  try:
-    return _decode(image, exif=exif, background=background)
-  except _PILLOW_ERRORS as error:
-    raise DecodeError(
-      f"image: got {len(image)} bytes starting with {image[:8]!r}; they "
-      f"cannot be decoded ({error}). Repair or remove the file."
-    ) from error
+    return image_file.to_bits(_check_array(image), bits)
+  return image_file.read(
+    image,
+    exif=exif,
+    background=background,
+    num_channels=num_channels,
+    bits=bits,
+  )
 
 
 def with_channels(image: np.ndarray, num_channels: int) -> np.ndarray:
   """Returns a decoded file as the model takes it: RGB, or grey by its luma.
 
   Args:
-    image: [H, W, 3] uint8.
-    num_channels: 1 or 3.
+    image: [H, W, C] uint8 or uint16.
+    num_channels: C, or 1 if C is 3.
 
   Raises:
-    DecodeError: for another number; a file has no more than RGB.
+    DecodeError: for another number.
   """
   if num_channels == image.shape[-1]:
     return image
-  if num_channels != 1:
+  if (image.shape[-1], num_channels) != (3, 1):
     raise DecodeError(
       f"image: got {image.shape[-1]} channels; the model takes {num_channels}. "
-      "Predict from arrays in Python instead."
+      "Set num_channels of the transform, or predict from arrays in Python."
     )
-  return cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[..., np.newaxis]
+  return image_file.luma(image)
 
 
 def resize(
@@ -112,22 +103,27 @@ def resize(
 ) -> np.ndarray:
   """Returns the image resized to `size`, aspect ratio not kept.
 
-  8-bit arithmetic, within 1 of exact.
+  Integer arithmetic, within 1 of exact.
 
   Args:
-    image: [H, W, C] uint8.
+    image: [H, W, C] uint8 or uint16.
     size: (height, width) in pixels.
     interpolation: one of `INTERPOLATIONS`.
 
   Returns:
-    [size[0], size[1], C] uint8; the image itself if it has that size already.
+    [size[0], size[1], C] of the same type; the image itself if it has that
+    size already.
   """
   if image.shape[:2] == size:
     return image
   if interpolation != "bilinear":
     return _resize_pillow(image, size, interpolation)
+  channels = image.shape[2]
+  if channels > _MAX_CHANNELS:
+    parts = np.split(image, range(_MAX_CHANNELS, channels, _MAX_CHANNELS), 2)
+    return np.concatenate([resize(part, size) for part in parts], axis=2)
   resized = cv2.resize(image, size[::-1], interpolation=cv2.INTER_LINEAR)
-  return resized.reshape(*size, image.shape[2])  # OpenCV drops C = 1.
+  return resized.reshape(*size, channels)  # OpenCV drops C = 1.
 
 
 def resize_cover(
@@ -138,16 +134,24 @@ def resize_cover(
   For a square size this is "resize the short side". Resizing as in `resize`.
 
   Args:
-    image: [H, W, C] uint8.
+    image: [H, W, C] uint8 or uint16.
     size: (height, width) in pixels, at least reached by both sides.
     interpolation: one of `INTERPOLATIONS`.
 
   Returns:
-    [H', W', C] uint8 with H' >= size[0], W' >= size[1], one of them equal.
+    [H', W', C] with H' >= size[0], W' >= size[1], one of them equal.
+
+  Raises:
+    DecodeError: if the image is a line that would get very long.
   """
   h, w = image.shape[:2]
   scale = max(size[0] / h, size[1] / w)
   covering = max(size[0], round(h * scale)), max(size[1], round(w * scale))
+  if covering[0] * covering[1] > image_file.MAX_PIXELS:
+    raise DecodeError(
+      f"image: got {h}x{w} pixels; too narrow to be resized to {covering}. "
+      "Remove the file."
+    )
   return resize(image, covering, interpolation=interpolation)
 
 
@@ -203,7 +207,7 @@ def inception_crop(
   `resize`.
 
   Args:
-    image: [H, W, C] uint8.
+    image: [H, W, C] uint8 or uint16.
     size: (height, width) of the result in pixels.
     area: smallest and largest fraction of the image area.
     aspect: smallest and largest width / height.
@@ -211,7 +215,7 @@ def inception_crop(
     interpolation: one of `INTERPOLATIONS`.
 
   Returns:
-    [size[0], size[1], C] uint8.
+    [size[0], size[1], C] of the same type.
   """
   box = sample_crop(image.shape[:2], area=area, aspect=aspect, rng=rng)
   return resize(_crop(image, box), size, interpolation=interpolation)
@@ -261,82 +265,25 @@ def _resize_pillow(
     "bicubic_antialias": Image.Resampling.BICUBIC,
   }[interpolation]
   height, width = size
-  if image.shape[2] == 3:
+  if image.shape[2] == 3 and image.dtype == np.uint8:
     return np.array(Image.fromarray(image).resize((width, height), method))
+  # Pillow antialiases 16 bits in float only.
+  exact = np.uint8 if image.dtype == np.uint8 else np.float32
   channels = [
-    Image.fromarray(np.ascontiguousarray(image[:, :, c]))
+    Image.fromarray(np.ascontiguousarray(image[:, :, c], exact))
     for c in range(image.shape[2])
   ]
-  resized = [x.resize((width, height), method) for x in channels]
-  return np.stack(resized, axis=-1)
-
-
-def _decode(image: bytes, *, exif: bool, background: int) -> np.ndarray:
-  with Image.open(io.BytesIO(image)) as file:  # Reads no more than the header.
-    orientation = file.getexif().get(_EXIF_ORIENTATION, 1) if exif else 1
-    pixels = _decode_opencv(image) if _is_plain(file, image) else None
-    if pixels is None:
-      pixels = _decode_pillow(file, background)
-  return _orient(pixels, orientation)
-
-
-def _is_plain(file: Image.Image, image: bytes) -> bool:
-  """Whether OpenCV decodes this file fully and as the policy says.
-
-  OpenCV fills the missing part of a truncated file with grey and says nothing,
-  so the end marker must be there; without it Pillow decides.
-  """
-  if file.mode not in ("L", "RGB") or "transparency" in file.info:
-    return False
-  end = image[-64:]  # Some cameras and tools pad after the end marker.
-  if file.format in ("JPEG", "MPO"):
-    return b"\xff\xd9" in end
-  return file.format == "PNG" and b"IEND" in end
-
-
-def _decode_opencv(image: bytes) -> np.ndarray | None:
-  flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
-  try:
-    return cv2.imdecode(np.frombuffer(image, np.uint8), flags)
-  except cv2.error:
-    return None
-
-
-def _decode_pillow(file: Image.Image, background: int) -> np.ndarray:
-  """Returns [H, W, 3] uint8 from the first frame, whatever the mode."""
-  if file.mode == "F":
-    raise DecodeError("image: got float pixels; their range is unknown")
-  if file.mode.startswith("I"):  # 16-bit grey, in 16 or 32 bits.
-    grey = np.asarray(file).astype(np.int64)
-    if grey.min() < 0 or grey.max() > 65535:
-      raise DecodeError(f"image: got pixels up to {grey.max()}; max is 65535")
-    grey = ((grey * 255 + 32767) // 65535).astype(np.uint8)
-    return np.repeat(grey[:, :, None], 3, axis=2)  # [H, W, 3]
-  if "transparency" in file.info or file.has_transparency_data:
-    rgba = np.asarray(file.convert("RGBA")).astype(np.int32)
-    rgb, alpha = rgba[:, :, :3], rgba[:, :, 3:]
-    mixed = (rgb * alpha + background * (255 - alpha) + 127) // 255
-    return mixed.astype(np.uint8)
-  return np.array(file.convert("RGB"))  # A copy: Pillow's is read-only.
-
-
-def _orient(image: np.ndarray, orientation: int) -> np.ndarray:
-  """Returns the image as its EXIF orientation, 1 to 8, says to show it."""
-  if orientation not in range(2, 9):  # 1 is upright; the rest means nothing.
-    return image
-  if orientation >= 5:  # Stored with rows and columns exchanged.
-    image = image.transpose(1, 0, 2)  # [W, H, C]
-  if orientation in (3, 4, 7, 8):
-    image = image[::-1]
-  if orientation in (2, 3, 6, 7):
-    image = image[:, ::-1]
-  return np.ascontiguousarray(image)
+  resized = [np.array(x.resize((width, height), method)) for x in channels]
+  stacked = np.stack(resized, axis=-1)  # [height, width, C]
+  if image.dtype == np.uint8:
+    return stacked
+  return np.rint(np.clip(stacked, 0, 65535)).astype(np.uint16)
 
 
 def _check_array(image: np.ndarray) -> np.ndarray:
-  if image.dtype != np.uint8:
+  if image.dtype not in (np.uint8, np.uint16):
     raise ValueError(
-      f"image: got dtype {image.dtype}; must be uint8 in [0, 255]. Scale and "
+      f"image: got dtype {image.dtype}; must be uint8 or uint16. Scale and "
       "round it in the source; the device scales to the model's range."
     )
   if image.ndim == 2:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from etils import epath
 
+from vit_jax import paths
 from vit_jax.data.example import Example
 
 _MAX_LISTED = 20
@@ -26,7 +27,8 @@ class ManifestSource:
   The first line names the columns: `image`, `label` and, if one file is for
   several splits, `split`; others are ignored. A name that ends in .tsv or .tab
   is read with tabs, any other with commas, both as UTF-8. Images are paths
-  relative to `root`, or absolute; they are also the ids of the examples.
+  relative to `root`, or absolute; they are also the ids of the examples. An
+  image may have several rows of a split, if they have the same labels.
 
   The classes are the labels of one split, or of the file if it has no split
   column, or of another manifest, sorted. An unknown one in any row is an error.
@@ -60,19 +62,23 @@ class ManifestSource:
       FileNotFoundError: if a manifest or an image is not there.
       ValueError: if columns or rows are wrong; up to 20 of them are listed.
     """
-    file = epath.Path(path).expanduser()
+    if label_separator == "":
+      raise ValueError(
+        "label_separator: got ''; must be None or some text. Use '|'."
+      )
+    file = paths.expand(path)
     entries = _read(file, label_separator)
     _check_split(entries, split, file)
     known = entries
     if classes_path is not None:
-      known = _read(epath.Path(classes_path).expanduser(), label_separator)
+      known = _read(paths.expand(classes_path), label_separator)
     self.class_names = _class_names(known, classes_from)
     self.num_classes = len(self.class_names)
     width = max(1, *(len(entry.labels) for entry in entries))  # T
     entries = [entry for entry in entries if entry.split == split]
     labels = _label_ids(entries, self.class_names, width, file)  # [N, T]
     self._labels = labels[:, 0] if label_separator is None else labels
-    self._root = epath.Path(root).expanduser() if root else file.parent
+    self._root = paths.expand(root) if root else file.parent
     self._images = [entry.image for entry in entries]
     _check_files(self._root, entries, file)
 
@@ -92,6 +98,17 @@ class ManifestSource:
     return self._images[index]
 
 
+def splits(path: str) -> tuple[str, ...]:
+  """Returns the sorted names of the splits; () if there is no such column.
+
+  Raises:
+    FileNotFoundError: if the file is not there.
+    ValueError: if it is no manifest.
+  """
+  entries = _read(paths.expand(path), None)
+  return tuple(sorted({x.split for x in entries if x.split is not None}))
+
+
 def _read(file: epath.Path, label_separator: str | None) -> list[_Entry]:
   """Returns all rows of a manifest.
 
@@ -99,7 +116,7 @@ def _read(file: epath.Path, label_separator: str | None) -> list[_Entry]:
     FileNotFoundError: if the file is not there.
     ValueError: if a column is missing or rows are incomplete.
   """
-  if not file.exists():
+  if not file.is_file():
     raise FileNotFoundError(
       f"path: got {str(file)!r}; there is no such file. Give the path of a CSV "
       "or TSV file."
@@ -108,11 +125,12 @@ def _read(file: epath.Path, label_separator: str | None) -> list[_Entry]:
   lines = io.StringIO(_text(file), newline="")
   reader = csv.DictReader(lines, delimiter=delimiter, strict=True)
   columns = list(reader.fieldnames or [])
-  if not {"image", "label"} <= set(columns):
+  counts = [columns.count(name) for name in ("image", "label", "split")]
+  if counts[:2] != [1, 1] or counts[2] > 1:
     raise ValueError(
       f"path: got {str(file)!r} with the columns {columns}, separated by "
-      f"{delimiter!r}; needs 'image' and 'label'. Name them in the first line; "
-      "files with tabs end in .tsv."
+      f"{delimiter!r}; needs one 'image' and one 'label'. Name them in the "
+      "first line; files with tabs end in .tsv."
     )
   entries, problems = [], []
   try:
@@ -129,6 +147,7 @@ def _read(file: epath.Path, label_separator: str | None) -> list[_Entry]:
       entries.append(entry)
   except csv.Error as error:
     problems.append(f"after line {reader.line_num}: {error}")
+  problems += _contradictions(entries)
   _raise_all(problems, "rows", file)
   if not entries:
     raise ValueError(
@@ -149,7 +168,7 @@ def _text(file: epath.Path) -> str:
 
 def _split_labels(cell: str, separator: str | None) -> tuple[str, ...]:
   if separator is None:
-    return (cell,)
+    return (cell.strip(),)
   labels = (label.strip() for label in cell.split(separator))
   return tuple(label for label in labels if label)
 
@@ -169,6 +188,17 @@ def _problem(
   if len(set(entry.labels)) < len(entry.labels):
     return f"a label is there twice: {entry.labels}"
   return None
+
+
+def _contradictions(entries: list[_Entry]) -> list[str]:
+  """Returns the rows that give an image of their split other labels."""
+  first: dict[tuple[str | None, str], _Entry] = {}
+  return [
+    f"line {entry.line}: {entry.image!r} has other labels in line {seen.line}"
+    for entry in entries
+    if (seen := first.setdefault((entry.split, entry.image), entry)).labels
+    != entry.labels
+  ]
 
 
 def _check_split(

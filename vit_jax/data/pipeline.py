@@ -40,7 +40,7 @@ _THREADS = 4  # OpenCV and file reads release the interpreter's lock.
 class _Row(NamedTuple):
   """One example of a batch; `error` is set and `image` empty if it is bad."""
 
-  image: np.ndarray  # [H, W, C] uint8
+  image: np.ndarray  # [H, W, C] uint8 or uint16
   label: np.ndarray  # [] or [T] int32
   index: int
   error: str = ""
@@ -356,7 +356,7 @@ def _empty_batch(spec: _Row, rows: int) -> Batch:
   """Returns a batch of padding; a padded multi-label row has no class."""
   padding = -1 if spec.label.ndim else 0
   return {
-    "image": np.zeros((rows, *spec.image.shape), np.uint8),
+    "image": np.zeros((rows, *spec.image.shape), spec.image.dtype),
     "label": np.full((rows, *spec.label.shape), padding, np.int32),
     "mask": np.zeros(rows, np.float32),
     "index": np.full(rows, -1, np.int64),
@@ -383,14 +383,14 @@ def _check_label(example: Example, num_classes: int) -> np.ndarray:
 
 
 def _check_shape(row: _Row, spec: _Row) -> None:
-  image_shape = spec.image.shape if row.error else row.image.shape
-  shapes = image_shape, row.label.shape
-  expected = spec.image.shape, spec.label.shape
-  if shapes != expected or row.image.dtype != np.uint8:
+  image = spec.image if row.error else row.image
+  got = image.shape, row.label.shape, image.dtype.name
+  expected = spec.image.shape, spec.label.shape, spec.image.dtype.name
+  if got != expected or image.dtype not in (np.uint8, np.uint16):
     raise ValueError(
-      f"transform: got image and label of shapes {shapes}, {row.image.dtype}, "
-      f"for example {row.index}; must be {expected}, uint8, as for example "
-      f"{spec.index}. Use a transform that gives all images one size."
+      f"transform: got image and label of {got} for example {row.index}; must "
+      f"be of uint8 or uint16, all alike; example {spec.index} is {expected}. "
+      "Use a transform that gives all images one size and type."
     )
 
 

@@ -7,8 +7,8 @@ TensorFlow; the error messages say when and with which command.
 from typing import Any
 
 import numpy as np
-from etils import epath
 
+from vit_jax import paths
 from vit_jax.data.example import Example
 
 # TFDS 4.9 imports modules for these commands that it does not ask for.
@@ -53,7 +53,7 @@ class TfdsSource:
     """
     tfds = _import_tfds()
     if data_dir is not None:
-      data_dir = str(epath.Path(data_dir).expanduser())
+      data_dir = str(paths.expand(data_dir))
     builder = _find(name, data_dir)
     if builder is None:
       if not download:

@@ -1,16 +1,19 @@
 """Transforms: what happens to an example between the source and the batch.
 
 Each factory returns a function of (example, generator) that decodes the image
-and gives it the size that the model takes, as uint8: the device scales it.
+and gives it the size that the model takes, as integers: the device scales them.
 They are pure and can be pickled, so workers may run them. Sizes are
 (height, width) in pixels. All decode and resize as `images` documents.
 
 `interpolation` is one of `images.INTERPOLATIONS`; `exif` turns images as their
 EXIF orientation says; `background` is the grey level in [0, 255] under
-transparent pixels. Use the same values in training, evaluation and prediction.
+transparent pixels; `num_channels` and `bits` say what files are decoded to:
+3 for RGB, 1 for grey, or all channels of the file, as uint8 or uint16. Arrays
+keep their channels. Use the same values in training, evaluation and prediction.
 """
 
 import functools
+from collections.abc import Callable
 
 import numpy as np
 
@@ -18,6 +21,7 @@ from vit_jax.data import images
 from vit_jax.data.example import Example, Transform
 
 Size = tuple[int, int]  # (height, width) in pixels
+Decode = Callable[[bytes | np.ndarray], np.ndarray]
 
 
 def inception_train(
@@ -29,6 +33,8 @@ def inception_train(
   interpolation: str = "bilinear",
   exif: bool = True,
   background: int = 255,
+  num_channels: int = 3,
+  bits: int = 8,
 ) -> Transform:
   """Returns the Inception training crop: a random part, resized, maybe flipped.
 
@@ -42,13 +48,14 @@ def inception_train(
     interpolation: one of `images.INTERPOLATIONS`.
     exif: whether to apply the EXIF orientation.
     background: grey level in [0, 255] under transparent pixels.
+    num_channels: C of a decoded file; 3 is RGB, 1 grey, else as it has.
+    bits: 8 or 16, of the result.
 
   Raises:
     ValueError: if an argument is out of range.
   """
   size = _check_size("size", size)
   _check_interpolation(interpolation)
-  _check_background(background)
   if len(area) != 2 or not 0 < area[0] <= area[1] <= 1:
     raise ValueError(
       f"area: got {area!r}; must be (smallest, largest) with "
@@ -66,8 +73,7 @@ def inception_train(
     aspect=aspect,
     flip=flip,
     interpolation=interpolation,
-    exif=exif,
-    background=background,
+    decode=_decoder(exif, background, num_channels, bits),
   )
 
 
@@ -78,6 +84,8 @@ def resize(
   interpolation: str = "bilinear",
   exif: bool = True,
   background: int = 255,
+  num_channels: int = 3,
+  bits: int = 8,
 ) -> Transform:
   """Returns a plain resize to `size`; the aspect ratio is not kept.
 
@@ -89,19 +97,19 @@ def resize(
     interpolation: one of `images.INTERPOLATIONS`.
     exif: whether to apply the EXIF orientation.
     background: grey level in [0, 255] under transparent pixels.
+    num_channels: C of a decoded file; 3 is RGB, 1 grey, else as it has.
+    bits: 8 or 16, of the result.
 
   Raises:
     ValueError: if an argument is out of range.
   """
   _check_interpolation(interpolation)
-  _check_background(background)
   return functools.partial(
     _resize,
     size=_check_size("size", size),
     flip=flip,
     interpolation=interpolation,
-    exif=exif,
-    background=background,
+    decode=_decoder(exif, background, num_channels, bits),
   )
 
 
@@ -112,6 +120,8 @@ def resize_center_crop(
   interpolation: str = "bilinear",
   exif: bool = True,
   background: int = 255,
+  num_channels: int = 3,
+  bits: int = 8,
 ) -> Transform:
   """Returns the usual ImageNet evaluation: resize, aspect kept; centre crop.
 
@@ -122,6 +132,8 @@ def resize_center_crop(
     interpolation: one of `images.INTERPOLATIONS`.
     exif: whether to apply the EXIF orientation.
     background: grey level in [0, 255] under transparent pixels.
+    num_channels: C of a decoded file; 3 is RGB, 1 grey, else as it has.
+    bits: 8 or 16, of the result.
 
   Raises:
     ValueError: if an argument is out of range or `size` exceeds `resize`.
@@ -129,7 +141,6 @@ def resize_center_crop(
   resize = _check_size("resize", resize)
   size = _check_size("size", size)
   _check_interpolation(interpolation)
-  _check_background(background)
   if size[0] > resize[0] or size[1] > resize[1]:
     raise ValueError(
       f"size: got {size}; must be <= resize {resize}. Make resize larger, or "
@@ -140,8 +151,7 @@ def resize_center_crop(
     resize=resize,
     size=size,
     interpolation=interpolation,
-    exif=exif,
-    background=background,
+    decode=_decoder(exif, background, num_channels, bits),
   )
 
 
@@ -152,6 +162,8 @@ def pad_crop(
   flip: bool = True,
   exif: bool = True,
   background: int = 255,
+  num_channels: int = 3,
+  bits: int = 8,
 ) -> Transform:
   """Returns the CIFAR training crop: resize, pad with black, crop, maybe flip.
 
@@ -164,11 +176,12 @@ def pad_crop(
     flip: whether to mirror left to right half of the time.
     exif: whether to apply the EXIF orientation.
     background: grey level in [0, 255] under transparent pixels.
+    num_channels: C of a decoded file; 3 is RGB, 1 grey, else as it has.
+    bits: 8 or 16, of the result.
 
   Raises:
     ValueError: if an argument is out of range.
   """
-  _check_background(background)
   if padding < 0:
     raise ValueError(
       f"padding: got {padding}; must be >= 0 pixels. CIFAR recipes use 4."
@@ -178,8 +191,7 @@ def pad_crop(
     size=_check_size("size", size),
     padding=padding,
     flip=flip,
-    exif=exif,
-    background=background,
+    decode=_decoder(exif, background, num_channels, bits),
   )
 
 
@@ -192,10 +204,9 @@ def _inception_train(
   aspect: tuple[float, float],
   flip: bool,
   interpolation: str,
-  exif: bool,
-  background: int,
+  decode: Decode,
 ) -> Example:
-  image = images.decode(example["image"], exif=exif, background=background)
+  image = decode(example["image"])
   image = images.inception_crop(
     image,
     size,
@@ -215,10 +226,9 @@ def _resize(
   size: Size,
   flip: bool,
   interpolation: str,
-  exif: bool,
-  background: int,
+  decode: Decode,
 ) -> Example:
-  image = images.decode(example["image"], exif=exif, background=background)
+  image = decode(example["image"])
   image = images.resize(image, size, interpolation=interpolation)
   image = images.random_flip(image, rng=rng) if flip else image
   return {**example, "image": image}
@@ -231,11 +241,10 @@ def _resize_center_crop(
   resize: Size,
   size: Size,
   interpolation: str,
-  exif: bool,
-  background: int,
+  decode: Decode,
 ) -> Example:
   del rng  # Evaluation draws nothing.
-  image = images.decode(example["image"], exif=exif, background=background)
+  image = decode(example["image"])
   image = images.resize_cover(image, resize, interpolation=interpolation)
   return {**example, "image": images.central_crop(image, size)}
 
@@ -247,10 +256,9 @@ def _pad_crop(
   size: Size,
   padding: int,
   flip: bool,
-  exif: bool,
-  background: int,
+  decode: Decode,
 ) -> Example:
-  image = images.decode(example["image"], exif=exif, background=background)
+  image = decode(example["image"])
   image = images.resize(image, size)
   image = images.pad(image, padding, value=0)
   image = images.random_crop(image, size, rng=rng)
@@ -275,9 +283,28 @@ def _check_interpolation(interpolation: str) -> None:
     )
 
 
-def _check_background(background: int) -> None:
+def _decoder(
+  exif: bool, background: int, num_channels: int, bits: int
+) -> Decode:
+  """Returns `images.decode` with checked arguments."""
   if not 0 <= background <= 255:
     raise ValueError(
       f"background: got {background!r}; must be a grey level in [0, 255]. Use "
       "255 for white."
     )
+  if num_channels < 1:
+    raise ValueError(
+      f"num_channels: got {num_channels!r}; must be >= 1. Use 3 for RGB, 1 for "
+      "grey, or as many as the files have."
+    )
+  if bits not in (8, 16):
+    raise ValueError(
+      f"bits: got {bits!r}; must be 8 or 16. Use 8 but for finer sensors."
+    )
+  return functools.partial(
+    images.decode,
+    exif=exif,
+    background=background,
+    num_channels=num_channels,
+    bits=bits,
+  )

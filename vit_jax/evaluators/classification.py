@@ -98,8 +98,15 @@ class ClassificationEvaluator:
         tells how many there were.
 
     Raises:
-      ValueError: if the classes are not those of the model.
+      ValueError: if the classes are not those of the model, or a number is out
+        of range.
     """
+    batch_size = context.batch_size if batch_size is None else batch_size
+    if batch_size < 1 or min(num_workers, max_bad) < 0:
+      raise ValueError(
+        f"batch_size, num_workers, max_bad: got {batch_size}, {num_workers}, "
+        f"{max_bad}; must be >= 1, >= 0, >= 0. Leave them out."
+      )
     if source.class_names != context.class_names:
       raise ValueError(
         f"source: got {source.num_classes} classes "
@@ -111,7 +118,7 @@ class ClassificationEvaluator:
     self.transform = transform
     self._context = context
     size = context.mesh.size
-    self._batch_size = -(-(batch_size or context.batch_size) // size) * size
+    self._batch_size = -(-batch_size // size) * size
     self._num_workers = num_workers
     self._max_bad = max_bad
     self._sums = jax.jit(

@@ -61,7 +61,7 @@ class Root(resnet.Root, kw_only=True):
     )(image)
     # Zeros, and not -inf as usual: they can be the largest here.
     x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
-    return nn.max_pool(x, (3, 3), strides=(2, 2), padding="VALID")
+    return nn.max_pool(x, window_shape=(3, 3), strides=(2, 2), padding="VALID")
 
 
 class Unit(resnet.Unit, kw_only=True):

@@ -156,7 +156,7 @@ class Root(nn.Module, kw_only=True):
       features=self.features, size=7, stride=2, dtype=self.dtype, name="conv"
     )(image)
     x = nn.relu(group_norm(self.norm_epsilon, self.dtype, name="norm")(x))
-    return nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
+    return nn.max_pool(x, window_shape=(3, 3), strides=(2, 2), padding="SAME")
 
 
 class Stage(nn.Module, kw_only=True):

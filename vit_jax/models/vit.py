@@ -185,7 +185,7 @@ class ViT(nn.Module, kw_only=True):
       init = nn.initializers.normal(1e-6)
       prefix.append(self.param("registers", init, shape))
     tiled = [
-      jnp.broadcast_to(p, (len(x), *p.shape[1:])).astype(x.dtype)
+      jnp.broadcast_to(p, (x.shape[0], *p.shape[1:])).astype(x.dtype)
       for p in prefix
     ]
     return jnp.concatenate([*tiled, x], axis=1)
@@ -254,7 +254,7 @@ class ViT(nn.Module, kw_only=True):
       dense = nn.Dense(self.representation_size, name="representation")
       representation = nn.tanh(dense(representation))
     if self.num_classes == 0:
-      return jnp.zeros((len(pooled), 0), jnp.float32), representation
+      return jnp.zeros((pooled.shape[0], 0), jnp.float32), representation
     logits = nn.Dense(
       self.num_classes,
       kernel_init=nn.initializers.zeros,
