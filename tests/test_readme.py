@@ -7,12 +7,15 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from tests import tiny_weights
 from vit_jax.data import arrays
+from vit_jax.weights import resolve
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -46,10 +49,21 @@ IMAGENET = (
   "python -m vit_jax.main --config=configs/vit_l16.py --workdir=runs/vit_l16"
 )
 TESTS = 'pip install -e ".[test]" && pytest'
+WEIGHTS = (
+  "python -m vit_jax.weights list 'vit_b*'",
+  "python -m vit_jax.convert runs/quickstart digits --format=timm",
+  "python -m vit_jax.predict --checkpoint=digits digit.png",
+)
+PARITY = (
+  "pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu",
+  'pip install -e ".[parity]" && pip install --no-deps timm && pytest '
+  "tests/parity",
+)
 
 
 def test_every_command_of_the_readme_is_run():
   known = {QUICKSTART, *AFTER_QUICKSTART, *OWN_IMAGES, IMAGENET, TESTS}
+  known |= {*WEIGHTS, *PARITY}
   assert {" ".join(c.split()) for c in commands()} == known
 
 
@@ -68,6 +82,24 @@ def test_the_quickstart_learns_digits_and_names_one(tmp_path):
   assert re.search(rf"accuracy\s+│\s+{accuracy}", evaluated)
   report = (tmp_path / "runs/quickstart/report.html").read_text("utf-8")
   assert "quickstart" in report
+  listed, converted, named_again = (_run(line, tmp_path) for line in WEIGHTS)
+  assert "vit_base_patch16_224.augreg_in21k" in listed
+  assert "logits differ by" in converted
+  assert named_again == named
+
+
+def test_line_that_loads_anyones_weights(tmp_path, monkeypatch):
+  (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+  (name,) = re.findall(r'"(timm/.*?)"', block)
+  path = tiny_weights.save(tmp_path, "timm")
+  monkeypatch.setattr(resolve, "resolve", {name: path.parent}.__getitem__)
+  names: dict[str, Any] = {}
+  exec(block, names)
+  assert names["model"].num_classes == 10
+  assert names["params"]["head"]["kernel"].shape == (12, 10)
+  assert (
+    names["card"].history[0] == "head: 5 classes there, 10 here; starts anew"
+  )
 
 
 @pytest.mark.slow
