@@ -1,6 +1,6 @@
 r"""A small ViT on CIFAR-10 from scratch, through TensorFlow Datasets.
 
-Needs a network the first time (170 MB) and `pip install vit_jax[tfds]`. No
+Needs a network the first time (170 MB) and `pip install -e ".[tfds]"`. No
 figure is claimed for it: it has not been measured.
 
 python -m vit_jax.main --config=configs/cifar10.py --workdir=runs/cifar10

@@ -1,7 +1,7 @@
 r"""A small ViT on your own images: ROOT/train/CLASS/*.jpg, from scratch.
 
 Images for evaluation lie in ROOT/val (or validation, or test); without such a
-folder a tenth of ROOT/train is held out. ROOT alone is a model for 64 pixels
+folder a tenth of ROOT/train is held out. ROOT alone is a model for 48 pixels
 that two CPU cores train in minutes; ROOT,S/16 is a ViT-S/16 for 224 pixels and
 a GPU, likewise any size that `vit.sizes` knows.
 
@@ -17,7 +17,7 @@ from vit_jax.evaluators import classification
 from vit_jax.models import vit
 from vit_jax.spec import build, spec
 
-_EPOCHS = 100
+_EPOCHS = 60
 
 
 def get_config(root: str = "") -> ConfigDict:
@@ -43,7 +43,7 @@ def get_config(root: str = "") -> ConfigDict:
     pixels = 224
     config.model = spec(vit.ViT, **vit.sizes(size), dropout=0.1)
   else:
-    pixels = 64
+    pixels = 48
     config.model = spec(
       vit.ViT,
       width=128,
@@ -51,7 +51,6 @@ def get_config(root: str = "") -> ConfigDict:
       num_heads=4,
       mlp_dim=512,
       patch_size=(8, 8),
-      dropout=0.1,
       scan_unroll=4,  # Two thirds of the time a step, on a CPU.
     )
   config.batch_size = 32

@@ -332,6 +332,31 @@ def test_parameters_are_found_from_any_folder_of_a_run(folder):
   assert checkpoint.find_params(workdir / "best").parent.name == "best"
 
 
+def test_relative_paths_are_found_as_full_ones(folder, monkeypatch):
+  monkeypatch.chdir(folder.parent.parent)
+  found = checkpoint.find_params(folder.parent.name)
+  assert found == epath.Path(folder) / "7"
+
+
+def test_a_checkpoint_of_a_run_goes_by_its_name(folder):
+  workdir = folder.parent
+  shutil.copytree(folder / "3", workdir / "best" / "5")
+  choose = functools.partial(checkpoint.choose, workdir)
+  assert checkpoint.find_params(choose("best")) == workdir / "best" / "5"
+  assert choose("5") == workdir / "best" / "5"
+  assert choose("3") == folder / "3"
+  assert choose("ViT-B_16.npz") == "ViT-B_16.npz"
+  with pytest.raises(
+    ValueError, match=r"got '4'; .* steps \[3, 7\], and as its best \[5\]"
+  ):
+    choose("4")
+
+
+def test_a_run_without_a_best_step_says_so(folder):
+  with pytest.raises(ValueError, match=r"got 'best'; .*as its best \[\]\."):
+    checkpoint.choose(folder.parent, "best")
+
+
 def test_steps_are_compared_as_numbers(folder):
   (folder / "7").rename(folder / "10")
   assert checkpoint.find_params(folder).name == "10"

@@ -191,7 +191,7 @@ def test_a_tenth_of_own_images_is_held_out_where_there_is_no_split(
   assert not ids(train) & ids(val)
   assert len(ids(train) | ids(val)) == 40
   assert len(val) > 0
-  assert tree.total_steps == 100 * len(train) // 32  # Epochs of what is left.
+  assert tree.total_steps == 60 * len(train) // 32  # Epochs of what is left.
 
 
 @pytest.mark.parametrize("name", OWN_IMAGES)

@@ -142,8 +142,8 @@ def test_packages_that_overwrite_each_other_are_bad(install):
 def test_missing_extras_come_with_the_command(healthy):
   healthy("jax", "1.5", *JAX_PINS)
   assert doctor.missing_extras() == {
-    "tf (tensorflow)": "pip install 'vit_jax[tf]'",
-    "cuda (jax-cuda12-plugin)": "pip install 'vit_jax[cuda]'",
+    "tf (tensorflow)": 'pip install -e ".[tf]"',
+    "cuda (jax-cuda12-plugin)": 'pip install -e ".[cuda]"',
     "gcsfs": "pip install 'etils[epath-gcs]'",
   }
   healthy("tensorflow", "2.21")
@@ -155,9 +155,9 @@ def test_missing_extras_come_with_the_command(healthy):
 def test_a_gpu_that_jax_does_not_use_is_bad_unless_asked_for(monkeypatch):
   monkeypatch.delenv("JAX_PLATFORMS", raising=False)
   (text,) = texts(doctor.device_findings(CPU, nvidia=True, tpu=False))
-  assert "has a GPU" in text and "pip install 'vit_jax[cuda]'" in text
+  assert "has a GPU" in text and 'pip install -e ".[cuda]"' in text
   (text,) = texts(doctor.device_findings(CPU, nvidia=False, tpu=True))
-  assert "has a TPU" in text and "pip install 'vit_jax[tpu]'" in text
+  assert "has a TPU" in text and 'pip install -e ".[tpu]"' in text
   assert doctor.device_findings(GPU, nvidia=True, tpu=False) == []
   assert doctor.device_findings(CPU, nvidia=False, tpu=False) == []
   monkeypatch.setenv("JAX_PLATFORMS", "cpu")

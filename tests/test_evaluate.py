@@ -80,9 +80,10 @@ def test_average_of_the_newest_step_is_evaluated_on_any_mesh(workdir):
     assert got == pytest.approx(want, rel=1e-6)
 
 
-def test_checkpoint_may_be_named(workdir):
+@pytest.mark.parametrize("name", ["3", "{workdir}/checkpoints/3"])
+def test_checkpoint_may_be_named(workdir, name):
   got = evaluate.evaluate(
-    make_experiment(), workdir, checkpoint_path=workdir / "checkpoints" / "3"
+    make_experiment(), workdir, checkpoint_path=name.format(workdir=workdir)
   )
   assert got == pytest.approx(direct(4), rel=1e-6)
   assert got != direct(6)

@@ -14,7 +14,6 @@ import pytest
 from PIL import Image
 
 from tests import tiny_weights
-from vit_jax.data import arrays
 from vit_jax.weights import resolve
 
 ROOT = Path(__file__).parents[1]
@@ -33,6 +32,11 @@ QUICKSTART = (
   "pip install -e . && python -m vit_jax.main --config=configs/quickstart.py "
   "--workdir=runs/quickstart"
 )
+DIGIT = (
+  'python -c "from sklearn.datasets import load_digits as d; from PIL import '
+  "Image; Image.fromarray((15 * d().images[0]).astype('uint8'))"
+  ".save('digit.png')\""
+)
 AFTER_QUICKSTART = (
   "python -m vit_jax.predict --workdir=runs/quickstart digit.png",
   "python -m vit_jax.main --mode=eval --config=configs/quickstart.py "
@@ -41,9 +45,13 @@ AFTER_QUICKSTART = (
 OWN_IMAGES = (
   "python -m vit_jax.main --config=configs/folder.py:ROOT --workdir=runs/mine",
   "python -m vit_jax.predict --workdir=runs/mine photo.jpg",
+  "python -m vit_jax.main --mode=eval --config=configs/folder.py:ROOT "
+  "--workdir=runs/mine",
   "python -m vit_jax.main --config=configs/folder.py:ROOT "
   "--workdir=runs/longer --config.total_steps=2000 "
-  "--config.schedule.lr=5e-4 --config.ema_decay=0.999",
+  "--config.schedule.lr=5e-4",
+  "python -m vit_jax.main --config=configs/manifest.py:FILE.csv "
+  "--workdir=runs/table",
 )
 IMAGENET = (
   "python -m vit_jax.main --config=configs/vit_l16.py --workdir=runs/vit_l16"
@@ -62,7 +70,7 @@ PARITY = (
 
 
 def test_every_command_of_the_readme_is_run():
-  known = {QUICKSTART, *AFTER_QUICKSTART, *OWN_IMAGES, IMAGENET, TESTS}
+  known = {QUICKSTART, DIGIT, *AFTER_QUICKSTART, *OWN_IMAGES, IMAGENET, TESTS}
   known |= {*WEIGHTS, *PARITY}
   assert {" ".join(c.split()) for c in commands()} == known
 
@@ -73,12 +81,9 @@ def test_the_quickstart_learns_digits_and_names_one(tmp_path):
   output = _run(train, tmp_path)
   accuracy = float(re.findall(r"accuracy\s+│\s+([\d.]+)", output)[0])
   assert accuracy >= 0.96  # What README and recipe promise.
-  example = arrays.digits(split="train")[0]
-  pixels = np.asarray(example["image"]).reshape(8, 8)
-  Image.fromarray(pixels).save(tmp_path / "digit.png")
+  _run(DIGIT, tmp_path)
   named, evaluated = (_run(line, tmp_path) for line in AFTER_QUICKSTART)
-  label = int(example["label"])
-  assert re.search(rf"digit\.png\s+\d+\.\d+%  {label}\b", named), named
+  assert re.search(r"digit\.png\s+\d+\.\d+%  0\b", named), named
   assert re.search(rf"accuracy\s+│\s+{accuracy}", evaluated)
   report = (tmp_path / "runs/quickstart/report.html").read_text("utf-8")
   assert "quickstart" in report
@@ -114,14 +119,28 @@ def test_own_images_train_and_are_named(tmp_path):
         image = Image.fromarray(noise.clip(0, 255).astype(np.uint8))
         image.save(folder / f"{i}.jpg")
   shutil.copy(tmp_path / "ROOT/val/blue/0.jpg", tmp_path / "photo.jpg")
-  first, predict, longer = OWN_IMAGES
-  shrink = " --config.total_steps=6 --config.schedule.warmup_steps=1"
-  shrink += " --config.model.depth=1"
-  _run(first + shrink, tmp_path)
+  (tmp_path / "ROOT/train/red/broken.jpg").write_bytes(b"none")
+  (tmp_path / "ROOT/train/red/notes.txt").write_text("none")
+  files = sorted((tmp_path / "ROOT").rglob("[0-9]*.jpg"))
+  rows = [f"{file.relative_to(tmp_path)},{file.parent.name}" for file in files]
+  (tmp_path / "FILE.csv").write_text("\n".join(["image,label", *rows]))
+  first, predict, evaluate, longer, table = OWN_IMAGES
+  few = " --config.total_steps=6 --config.schedule.warmup_steps=1"
+  shallow = " --config.model.depth=1"
+  output = _run(first + few + shallow + " --config.data.max_bad=1", tmp_path)
+  assert (
+    output.count("without an image suffix; the first is 'train/red/no") == 1
+  )
+  assert "left out as undecodable: 1; the first is train/red/broken" in output
+  assert '"train/bad_examples": 1' in _read(tmp_path, "mine/metrics.jsonl")
+  assert "1 undecodable" in _read(tmp_path, "mine/report.html")
   assert "blue" in _run(predict, tmp_path)
+  assert "blue" in _run(predict + " --checkpoint=best", tmp_path)
+  assert re.search(r"count\s+│\s+8", _run(evaluate + shallow, tmp_path))
+  (tmp_path / "ROOT/train/red/broken.jpg").unlink()
   longer = longer.replace("total_steps=2000", "total_steps=8")
-  longer += " --config.schedule.warmup_steps=1 --config.model.depth=1"
-  _run(longer, tmp_path)
+  _run(longer + " --config.schedule.warmup_steps=1" + shallow, tmp_path)
+  _run(table + few + shallow, tmp_path)
 
 
 def test_missing_imagenet_gets_an_error_that_says_how_to_get_it(tmp_path):
@@ -130,14 +149,18 @@ def test_missing_imagenet_gets_an_error_that_says_how_to_get_it(tmp_path):
   assert "Traceback" not in output
 
 
+def _read(folder, name):
+  return (folder / "runs" / name).read_text("utf-8")
+
+
 def _run(command, folder, *, code=0, **environment):
   """Runs a README command; workdirs and images lie in `folder`."""
   python, *arguments = shlex.split(command)
   assert python == "python"
   arguments = [
-    a.replace("configs/", f"{ROOT}/configs/").replace(
-      ":ROOT", f":{folder / 'ROOT'}"
-    )
+    a.replace("configs/", f"{ROOT}/configs/")
+    .replace(":ROOT", f":{folder / 'ROOT'}")
+    .replace(":FILE", f":{folder / 'FILE'}")
     for a in arguments
   ]
   done = subprocess.run(

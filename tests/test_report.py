@@ -84,7 +84,7 @@ def test_the_page_says_what_it_was_given(tmp_path):
     assert expected in words
   assert "learning rate" in words
   assert "0.125" in words  # The last val/loss.
-  assert "p 0.9, loss 2.1 val/1.png" in words
+  assert " ".join(words).find("p 0.9, loss 2.1 val/1.png") > 0
   assert '{ "batch_size": 64 }' in words
   assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
 
@@ -240,6 +240,25 @@ def test_any_history_makes_a_page(tmp_path, records):
   text = page(tmp_path / "report.html", history=records)
   assert ("No metrics were written" in text) == (not records)
   assert text.count("<svg") == (1 if records else 0)
+
+
+def test_a_value_that_stands_alone_is_shown_from_zero(tmp_path):
+  text = page(
+    tmp_path / "report.html",
+    history=[{"step": 12, "val/accuracy": 0.75}],
+    evaluations=[],
+  )
+  ticks = [float(w) for w in Words(text).words if re.fullmatch(r"[\d.]+", w)]
+  assert ticks.count(0) == 2  # Of both axes.
+  assert max(ticks) <= 12
+
+
+def test_the_suffix_of_a_long_name_is_not_broken(tmp_path):
+  name = "train/red_fox/a-long-name-of-many-words-0123456789.jpeg"
+  shown = picture(detail=f"p 0.9, loss 2\n{name}")
+  text = page(tmp_path / "report.html", train_pictures=[shown])
+  start, end = name[:-11], name[-11:]
+  assert f'{start}<span class="whole">{end}</span>' in text
 
 
 def test_a_run_without_results_makes_a_page(tmp_path):

@@ -140,5 +140,6 @@ def _ids(path):
 def _metrics(workdir):
   result = {}
   for record in commands.records(workdir):
+    record.pop("train/images_per_second", None)
     result.setdefault(record["step"], {}).update(record)
   return result

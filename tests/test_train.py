@@ -1,15 +1,34 @@
 """What the loop decides: when something is due, and which step is best."""
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from tests import tiny
-from vit_jax import checkpoint, train
+from vit_jax import checkpoint, metrics, train, train_step
 
 
 def test_due_is_every_nth_step_and_never_for_zero():
   assert [s for s in range(9) if train.due(s, 4)] == [4, 8]
   assert not any(train.due(s, 0) for s in range(9))
+
+
+@pytest.mark.parametrize("bad, told", [(0, {}), (2, {"train/bad_examples": 2})])
+def test_examples_left_out_are_told_if_there_are_any(bad, told):
+  report = train_step.StepReport(
+    loss=metrics.average(jnp.ones(4), jnp.array([1.0, 1.0, 0.0, 0.0])),
+    grad_norm=jnp.float32(3),
+    finite=jnp.array([True]),
+    culprit=jnp.int32(-1),
+  )
+  assert train.summary(report, jnp.float32(0.5), bad=bad) == {
+    **told,
+    "train/loss": 1.0,
+    "train/grad_norm": 3.0,
+    "train/lr": 0.5,
+    "train/images": 2,
+  }
 
 
 @pytest.fixture(scope="module")

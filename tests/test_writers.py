@@ -185,7 +185,7 @@ def test_wandb_gets_every_write_and_a_resume_continues_the_run(
 def test_missing_wandb_says_how_to_install_it(tmp_path, monkeypatch):
   monkeypatch.setitem(sys.modules, "wandb", None)
   with pytest.raises(
-    ModuleNotFoundError, match=r"Run `pip install 'vit_jax\[wandb\]'`"
+    ModuleNotFoundError, match=r'Run `pip install -e "\.\[wandb\]"`'
   ):
     writers.WandB(project="p", name="n", config={}, workdir=tmp_path, step=0)
 
@@ -210,8 +210,7 @@ def log(caplog):
 def progress(**kwargs) -> writers.Progress:
   console = rich.console.Console(file=io.StringIO())
   return writers.Progress(
-    **{"total_steps": 100, "step": 0, "batch_size": 64, "console": console}
-    | kwargs
+    **{"total_steps": 100, "step": 0, "console": console} | kwargs
   )
 
 
@@ -219,7 +218,8 @@ def test_without_a_terminal_lines_come_at_most_every_ten_seconds(log, clock):
   bar = progress()
   for step in range(1, 101):
     clock[0] += 0.5
-    bar.write(step, {"train/loss": 2.5, "train/lr": 1e-3})
+    speed = {"train/images_per_second": 128.0}
+    bar.write(step, {"train/loss": 2.5, "train/lr": 1e-3, **speed})
   bar.close()
   steps = [int(line.split()[1].split("/")[0]) for line in log()]
   assert steps == [1, 21, 41, 61, 81, 100]
@@ -231,12 +231,13 @@ def test_without_a_terminal_lines_come_at_most_every_ten_seconds(log, clock):
 def test_images_per_second_leave_out_evaluation_but_time_left_does_not(
   log, clock
 ):
-  bar = progress()
-  bar.write(10, {"train/loss": 1.0})
+  bar, speed = progress(), writers.Speed(batch_size=64)
+  bar.write(10, {"train/loss": 1.0, **speed.update(10)})
   clock[0] += 20  # An evaluation at step 10.
   bar.write(10, {"val/accuracy": 0.5})
+  assert speed.update(10) == {}
   clock[0] += 10
-  bar.write(20, {"train/loss": 1.0})
+  bar.write(20, {"train/loss": 1.0, **speed.update(20)})
   bar.close()
   assert log()[1:] == [
     "step 10/100: val/accuracy 0.5",
@@ -275,6 +276,15 @@ class Recorder:
 
   def close(self):
     self.closed += 1
+
+
+def test_the_bar_moves_between_two_writes():
+  screen = io.StringIO()
+  console = rich.console.Console(file=screen, force_terminal=True, width=100)
+  with writers.Writers([], progress=progress(console=console)) as all_writers:
+    all_writers.advance(37)
+  assert "step 37/100" in screen.getvalue()
+  writers.Writers([]).advance(37)  # Of a process that shows nothing.
 
 
 def test_writers_fan_out_python_numbers_and_close_all():
@@ -316,7 +326,6 @@ def run_writers(workdir, *, primary):
     workdir,
     step=0,
     total_steps=10,
-    batch_size=4,
     primary=primary,
     tensorboard=True,
     wandb_project="p",

@@ -158,18 +158,52 @@ def find_params(path: epath.PathLike) -> epath.Path:
     ValueError: if there is no checkpoint.
   """
   path = paths.expand(path)
+  if "://" not in str(path):
+    path = path.resolve()  # Orbax takes a relative one for missing.
   for folder in (path, path / "checkpoints"):
     if (folder / "params").exists():
       return folder
-    steps = []
-    if folder.is_dir():
-      steps = [int(p.name) for p in folder.iterdir() if p.name.isdigit()]
+    steps = _steps(folder)
     if steps:
-      return folder / str(max(steps))
+      return folder / str(steps[-1])
   raise ValueError(
     f"checkpoint: got {str(path)!r}; there is no checkpoint. Give a workdir "
     "that has trained, or the folder of one step."
   )
+
+
+def choose(workdir: epath.PathLike, name: epath.PathLike) -> epath.PathLike:
+  """Returns the checkpoint of a workdir that `name` stands for.
+
+  Args:
+    workdir: of a run.
+    name: "best", or the number of a step; all else is returned as it is.
+
+  Raises:
+    ValueError: if the run has no such checkpoint.
+  """
+  folder = paths.expand(workdir)
+  if str(name) == "best":
+    candidates = [folder / "best"]
+  elif str(name).isdigit():
+    candidates = [folder / part / str(name) for part in ("checkpoints", "best")]
+  else:
+    return name
+  for candidate in candidates:
+    if _steps(candidate) or (candidate / "params").exists():
+      return candidate
+  steps, best = _steps(folder / "checkpoints"), _steps(folder / "best")
+  raise ValueError(
+    f"checkpoint: got {str(name)!r}; {folder} has the steps {steps}, and as "
+    f"its best {best}. Name one of these."
+  )
+
+
+def _steps(folder: epath.Path) -> list[int]:
+  """Returns the steps that have a folder there, oldest first."""
+  if not folder.is_dir():
+    return []
+  return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())
 
 
 def restore_folder(

@@ -28,7 +28,12 @@ def run(main: Callable[[], int]) -> NoReturn:
     flags.FLAGS.mark_as_parsed()  # Or each log line says that it is not.
   logging.use_absl_handler()
   logging.set_verbosity(max(logging.get_verbosity(), logging.INFO))
-  logging.get_absl_handler().addFilter(_is_for_people)
+  handler = logging.get_absl_handler()
+  handler.addFilter(_is_for_people)
+  handler.addFilter(_News())
+  handler.setFormatter(
+    std_logging.Formatter("%(levelname).1s %(asctime)s %(message)s", "%H:%M:%S")
+  )
   if isinstance(sys.stdout, io.TextIOWrapper):  # Not every terminal has "ü".
     sys.stdout.reconfigure(errors="backslashreplace")
   try:
@@ -77,6 +82,20 @@ def _is_for_people(record: std_logging.LogRecord) -> bool:
   orbax = "/orbax/" in record.pathname.replace("\\", "/")
   lowest = std_logging.ERROR if orbax else std_logging.WARNING
   return record.pathname.startswith(_PACKAGE) or record.levelno >= lowest
+
+
+class _News(std_logging.Filter):
+  """Leaves out a line that was there before, as of a source built twice."""
+
+  def __init__(self) -> None:
+    super().__init__()
+    self._said: set[str] = set()
+
+  def filter(self, record: std_logging.LogRecord) -> bool:
+    line = record.getMessage()
+    is_new = line not in self._said
+    self._said.add(line)
+    return is_new
 
 
 def show(line: str, *, style: str = "") -> None:

@@ -171,7 +171,7 @@ def missing_extras() -> dict[str, str]:
   for extra in _metadata(PACKAGE, "Provides-Extra"):
     absent = [n for n in _brought_by(PACKAGE, extra) if version(n) is None]
     if absent:
-      command = f"pip install '{PACKAGE}[{extra}]'"
+      command = _install(extra)
       missing[f"{extra} ({', '.join(absent)})"] = command
   for name, command in OPTIONAL.items():
     if version(name) is None:
@@ -229,6 +229,11 @@ def package_findings(found: Sequence[Package]) -> list[Finding]:
   for owner in (package.name for package in found if package.name != PACKAGE):
     findings.extend(_pin_findings(owner))
   return findings
+
+
+def _install(extra: str) -> str:
+  """Returns the command for an extra; the package is not on PyPI."""
+  return f'pip install -e ".[{extra}]"'
 
 
 def _pin_findings(owner: str) -> list[Finding]:
@@ -291,7 +296,7 @@ def device_findings(
       findings.append(
         Finding(
           f"The machine has a {name}, but jax runs on the CPU."
-          f" Run `pip install '{PACKAGE}[{extra}]'`.",
+          f" Run `{_install(extra)}` in the checkout.",
           bad=True,
         )
       )

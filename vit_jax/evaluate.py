@@ -70,8 +70,8 @@ def evaluate(
   Args:
     experiment: its model must be that of the checkpoint.
     path: workdir of the run.
-    checkpoint_path: a checkpoint, or weights of any format that
-      `weights.load` takes; None for the newest checkpoint of the workdir.
+    checkpoint_path: "best" or a step of the run, another checkpoint, or weights
+      of any format that `weights.load` takes; None for the newest step.
 
   Raises:
     ValueError: if there is no checkpoint or it does not fit the model.
@@ -81,7 +81,10 @@ def evaluate(
       "evals: got none; there is nothing to evaluate. Add one to the config."
     )
   mesh = sharding.make_mesh(**experiment.mesh.model_dump())
-  where = checkpoint_path or checkpoint.find_params(path)
+  if checkpoint_path:
+    where = checkpoint.choose(path, checkpoint_path)
+  else:
+    where = checkpoint.find_params(path)
   class_names = workdir.read_class_names(path)
   if class_names is None:
     class_names = spec.build(experiment.data.source).class_names

@@ -32,7 +32,10 @@ def define_flags() -> None:
     "mode", "train", ["train", "eval"], "Train to the end, or evaluate."
   )
   flags.DEFINE_string(
-    "checkpoint", None, "With --mode=eval: one that is not the newest."
+    "checkpoint",
+    None,
+    "With --mode=eval, instead of the newest step of the workdir: best, a step "
+    "such as 800, the path of a checkpoint, or weights of any format.",
   )
   flags.DEFINE_bool(
     "force", False, "Use a workdir of something else or of another config."

@@ -24,6 +24,7 @@ def write(
   params: train_step.PyTree,
   source: Source,
   sections: Sequence[report.EvalSection],
+  num_bad: int = 0,
 ) -> None:
   """Writes `report.html` to the workdir.
 
@@ -34,10 +35,12 @@ def write(
     params: trained parameters, to be counted.
     source: the training examples.
     sections: what the evaluators found.
+    num_bad: training images that were left out as undecodable.
   """
   total = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
   images = experiment.total_steps * experiment.batch_size
   devices = jax.devices()
+  left_out = {"left out": f"{num_bad:,} undecodable"} if num_bad else {}
   report.write_report(
     path / "report.html",
     title=experiment.name,
@@ -48,6 +51,7 @@ def write(
       "batch size": f"{experiment.batch_size:,}",
       "images seen": f"{images:,} ({images / len(source):.1f} epochs)",
       "training images": f"{len(source):,} in {source.num_classes:,} classes",
+      **left_out,
       "devices": f"{len(devices)} x {devices[0].device_kind}",
       "jax": jax.__version__,
     },

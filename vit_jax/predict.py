@@ -1,6 +1,7 @@
 """Names what is in images.
 
   python -m vit_jax.predict --workdir=runs/quickstart IMAGE [IMAGE ...]
+  python -m vit_jax.predict --workdir=runs/quickstart --checkpoint=best IMAGE
   python -m vit_jax.predict --checkpoint=WEIGHTS IMAGE [IMAGE ...]
 
 Images are prepared as in the evaluation of the run, or as the weights' card
@@ -16,7 +17,15 @@ import jax
 import numpy as np
 from etils import epath
 
-from vit_jax import command, paths, preprocess, processes, spec, weights
+from vit_jax import (
+  checkpoint,
+  command,
+  paths,
+  preprocess,
+  processes,
+  spec,
+  weights,
+)
 from vit_jax.data import images
 from vit_jax.data.example import Example, Transform
 from vit_jax.models import output
@@ -93,7 +102,11 @@ def predict(
 
 def _load_image(predictor: Predictor, path: str) -> np.ndarray | str:
   try:
-    data = paths.expand(path).read_bytes()
+    file = paths.expand(path)
+    if not file.is_file():
+      what = "it is a folder" if file.is_dir() else "there is no such file"
+      return f"image: got {path!r}; {what}. Give the path of an image."
+    data = file.read_bytes()
     example = Example(image=data, label=np.zeros((), np.int32), id=path)
     image = predictor.transform(example, np.random.default_rng(0))["image"]
     return images.with_channels(np.asarray(image), predictor.num_channels)
@@ -131,7 +144,8 @@ def main() -> int:
   parser.add_argument("--workdir", help="folder of the run")
   parser.add_argument(
     "--checkpoint",
-    help="one of its checkpoints, or weights of any format: path or name",
+    help="instead of its newest step: best, or a step such as 800; or weights "
+    "of any format, by path or name, which need no --workdir",
   )
   parser.add_argument("--top", type=int, default=5, help="classes to print")
   parser.add_argument(
@@ -144,6 +158,8 @@ def main() -> int:
   if options.top < 1:
     raise ValueError(f"top: got {options.top}; must be >= 1. Use 5.")
   name = options.checkpoint or options.workdir
+  if options.workdir and options.checkpoint:
+    name = checkpoint.choose(options.workdir, options.checkpoint)
   if not name:
     raise ValueError(
       "predict: needs --workdir=DIR, or --checkpoint=WEIGHTS. See --help."

@@ -261,6 +261,8 @@ def _svg(series: Sequence[tuple[np.ndarray, np.ndarray]], *, index: int) -> str:
         marker="o" if np.isfinite(y).sum() <= 30 else "",
         markersize=2.5,
       )
+    points = np.concatenate([np.stack(pair) for pair in series], axis=1)
+    _frame_one_point(axes, points[:, np.isfinite(points[1])])
     axes.xaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
     axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
     axes.yaxis.set_major_locator(
@@ -278,6 +280,14 @@ def _svg(series: Sequence[tuple[np.ndarray, np.ndarray]], *, index: int) -> str:
   for i in range(COLORS):
     svg = svg.replace(_line_color(i), f"var(--line-{i})")
   return markupsafe.Markup(svg)  # Numbers only: nothing in it is from outside.
+
+
+def _frame_one_point(axes: Any, points: np.ndarray) -> None:
+  """Shows a value that stands alone from zero on, not magnified around it."""
+  for values, limit in zip(points, (axes.set_xlim, axes.set_ylim)):
+    if len(np.unique(points[0])) == 1 and len(np.unique(values)) == 1:
+      low, high = sorted((0.0, 1.1 * values[0] or 1.0))
+      limit(low, high)
 
 
 def _line_color(i: int) -> str:
@@ -359,10 +369,17 @@ def _shown(picture: Picture) -> dict[str, object]:
     "height": image.height,
     "pixelated": pixelated,
     "caption": picture.caption,
-    "detail": picture.detail,
+    "detail": [_with_whole_end(x) for x in picture.detail.splitlines()],
     "note": f"{shown} of {channels} channels" if shown != channels else "",
     "good": picture.good,
   }
+
+
+def _with_whole_end(line: str) -> tuple[str, str]:
+  """Returns a line in two parts; the second, a suffix, must not be broken."""
+  found = re.search(r"\S{0,6}\.\w{1,5}$", line)
+  start = found.start() if found else len(line)
+  return line[:start], line[start:]
 
 
 def _number(value: float) -> str:

@@ -65,7 +65,6 @@ def train(
   image_shape = probe.image_shape(source, transform)
   parts = train_step.make_parts(experiment, source.num_classes, image_shape)
   shapes = state_lib.param_shapes(parts.model, image_shape)
-  _log_facts(experiment, mesh, source, image_shape, shapes)
   evaluators = evaluate.make_evaluators(
     experiment,
     evaluator.Context(
@@ -79,8 +78,13 @@ def train(
     ),
   )
   workdir.prepare(path, experiment, class_names=source.class_names, force=force)
+  _log_facts(experiment, mesh, source, image_shape)
   data = start.describe_data(experiment, source)
   data["image_shape"] = list(image_shape)
+
+  def info() -> dict[str, Any]:  # What is kept beside a state.
+    return {**data, "bad_examples": dict(bad)}
+
   with (
     workdir.held(path),
     jax.set_mesh(mesh),
@@ -106,6 +110,10 @@ def train(
     )
     workdir.write(path, experiment, class_names=source.class_names)
     step = int(state.step)
+    bad = _known_bad(checkpoints, step)
+    if step < total_steps:
+      rules = experiment.rules.model_dump()
+      logging.info("parameters:\n%s", optim.describe(shapes, **rules))
     run_step = train_step.jit_train_step(experiment, parts, target)
     batches = pipeline.train_batches(
       source,
@@ -117,7 +125,9 @@ def train(
       process_count=jax.process_count(),
       num_workers=experiment.data.num_workers,
       max_bad=experiment.data.max_bad,
+      bad=bad,
     )
+    speed = writers_lib.Speed(experiment.batch_size)
     reports: list[train_step.StepReport] = []  # Of the steps not yet looked at.
     with (
       contextlib.closing(batches),  # Ends its worker processes.
@@ -125,7 +135,6 @@ def train(
         path,
         step=step,
         total_steps=total_steps,
-        batch_size=experiment.batch_size,
         primary=jax.process_index() == 0,
         tensorboard=experiment.tensorboard,
         wandb_project=experiment.wandb_project,
@@ -138,9 +147,10 @@ def train(
             results = evaluate.run(evaluators, state.eval_params)
             writers.write(step, results)
             evaluated = step
-            keep_best(experiment, best, state, results, info=data)
+            keep_best(experiment, best, state, results, info=info())
+            speed.update(step)  # What follows is not slower for it.
           if due(step, experiment.checkpoint_every):
-            checkpoints.save(state, {**data, "evaluated": evaluated})
+            checkpoints.save(state, {**info(), "evaluated": evaluated})
 
           batch = sharding.to_global(next(batches), mesh)
           state, report = run_step(state, batch)
@@ -148,6 +158,7 @@ def train(
 
           reports.append(report)
           jax.block_until_ready(reports[-2:-1])  # At most two steps ahead.
+          writers.advance(step)
           stopping = stop.asked(step)
           if (
             stopping
@@ -159,17 +170,23 @@ def train(
             check_finite(reports, step, source=source, params=state.params)
             reports.clear()
           if due(step, experiment.log_every) or step == total_steps:
-            writers.write(step, summary(report, parts.schedule(step - 1)))
+            metrics = summary(report, parts.schedule(step - 1), bad=len(bad))
+            writers.write(step, metrics | speed.update(step))
           if stopping:
             raise evaluator.Stopped
-        checkpoints.save(state, {**data, "evaluated": evaluated})
+        checkpoints.save(state, {**info(), "evaluated": evaluated})
         results, sections = evaluate.run_and_show(evaluators, state.eval_params)
       except evaluator.Stopped:
-        checkpoints.save(state, {**data, "evaluated": evaluated})
+        checkpoints.save(state, {**info(), "evaluated": evaluated})
         checkpoints.wait()
         raise preemption.Preempted(step) from None
       writers.write(step, results)
-      keep_best(experiment, best, state, results, info=data)
+      keep_best(experiment, best, state, results, info=info())
+  if bad:
+    logging.warning(
+      "training images left out as undecodable: %d; the first is %s",
+      *(len(bad), next(iter(bad.values()))),
+    )
   if jax.process_index() == 0:
     page.write(
       experiment,
@@ -178,6 +195,7 @@ def train(
       params=shapes,
       source=source,
       sections=sections,
+      num_bad=len(bad),
     )
   return results
 
@@ -187,18 +205,27 @@ def due(step: int, every: int) -> bool:
   return every > 0 and step > 0 and step % every == 0
 
 
-def summary(report: train_step.StepReport, lr: jax.Array) -> dict[str, float]:
+def summary(
+  report: train_step.StepReport, lr: jax.Array, *, bad: int = 0
+) -> dict[str, float]:
   """Returns the metrics of one step; they are those of its own batch.
 
   A mean since the last line would depend on where a run was interrupted.
+
+  Args:
+    report: of the step.
+    lr: its learning rate.
+    bad: examples that could not be decoded so far; told if there are any.
   """
-  count = int(report.loss.count)
-  return {
+  metrics: dict[str, float] = {
     "train/loss": float(report.loss.compute()),
     "train/grad_norm": float(report.grad_norm),
     "train/lr": float(lr),
-    "train/images": count,
+    "train/images": int(report.loss.count),
   }
+  if bad:
+    metrics["train/bad_examples"] = bad
+  return metrics
 
 
 def check_finite(
@@ -278,6 +305,14 @@ def keep_best(
     )
 
 
+def _known_bad(
+  checkpoints: checkpoint.Checkpointer, step: int
+) -> dict[int, str]:
+  """Returns which examples were known to be bad at a checkpoint, and why."""
+  info = checkpoints.info(step) if step in checkpoints.steps() else {}
+  return {int(k): why for k, why in info.get("bad_examples", {}).items()}
+
+
 def _check_stop(stop: preemption.StopSignal) -> None:
   if stop.asked_locally():
     raise evaluator.Stopped
@@ -288,7 +323,6 @@ def _log_facts(
   mesh: Mesh,
   source: Source,
   image_shape: tuple[int, int, int],
-  params: state_lib.PyTree,
 ) -> None:
   """Says what the run resolves to."""
   batch_size, total_steps = experiment.batch_size, experiment.total_steps
@@ -300,13 +334,13 @@ def _log_facts(
     jax.devices()[0].device_kind,
     jax.process_count(),
   )
-  logging.info(
-    "batch %d, %d a process, %d a device, in %d parts",
-    batch_size,
-    batch_size // jax.process_count(),
-    batch_size // mesh.size,
-    experiment.accum_steps,
+  shares = (
+    (jax.process_count(), f", {batch_size // jax.process_count()} a process"),
+    (mesh.size, f", {batch_size // mesh.size} a device"),
+    (experiment.accum_steps, f", in {experiment.accum_steps} parts"),
   )
+  told = "".join(text for number, text in shares if number > 1)
+  logging.info("batch %d%s", batch_size, told)
   logging.info(
     "%d steps = %.2f epochs of %d images %s, %d classes",
     total_steps,
@@ -314,8 +348,4 @@ def _log_facts(
     len(source),
     "x".join(map(str, image_shape)),
     source.num_classes,
-  )
-  logging.info(
-    "parameters:\n%s",
-    optim.describe(params, **experiment.rules.model_dump()),
   )

@@ -1,8 +1,8 @@
 """Where the numbers of a run go: JSON lines, TensorBoard, W&B, the console.
 
 A metric is named `evaluator/.../metric` (`train/loss`, `val/accuracy`). The
-console knows three names: `train/loss`, `train/lr` and, from their arrival,
-the speed; everything else is written as it comes.
+console knows `train/loss`, `train/lr` and `train/images_per_second`; everything
+else is written as it comes.
 """
 
 import contextlib
@@ -158,7 +158,7 @@ class WandB:
     except ModuleNotFoundError as error:
       raise ModuleNotFoundError(
         f"wandb_project: got {project!r}; the package wandb is not installed."
-        " Run `pip install 'vit_jax[wandb]'`, or leave wandb_project empty."
+        ' Run `pip install -e ".[wandb]"`, or leave wandb_project empty.'
       ) from error
     workdir = paths.expand(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
@@ -186,9 +186,8 @@ class WandB:
 class Progress:
   """Shows where the run is: a bar on a terminal, plain log lines elsewhere.
 
-  Images/s is measured between two writes, without the time spent at one step
-  (evaluation); the time left includes it, at the pace so far. Both are
-  unknown until the second write, as the first step compiles.
+  The time left is that at the pace so far, evaluations included. It is unknown
+  until the second write, as the first step compiles.
   """
 
   def __init__(
@@ -196,7 +195,6 @@ class Progress:
     *,
     total_steps: int,
     step: int,
-    batch_size: int,
     console: rich.console.Console | None = None,
   ) -> None:
     """Starts the display at `step` of `total_steps`.
@@ -204,11 +202,10 @@ class Progress:
     Args:
       total_steps: optimizer updates of the whole run.
       step: the step the run starts from.
-      batch_size: images a step, over all devices and processes.
       console: where to draw; standard error by default.
     """
     self._total_steps = total_steps
-    self._speed = _Speed(total_steps=total_steps, batch_size=batch_size)
+    self._first: tuple[int, float] | None = None  # (step, seconds)
     self._last_line = -math.inf
     self._closing = contextlib.ExitStack()
     console = console or rich.console.Console(stderr=True)
@@ -230,30 +227,42 @@ class Progress:
 
   def write(self, step: int, metrics: Mapping[str, float]) -> None:
     """Moves the bar; metrics of evaluations get a line of their own."""
-    self._speed.update(step)
     train = {k: v for k, v in metrics.items() if k.startswith("train/")}
     other = {k: v for k, v in metrics.items() if k not in train}
     if train:
-      self._show(step, self._facts(train))
+      self._show(step, [*self._facts(train), *self._time_left(step)])
     if other:
       facts = ", ".join(f"{k} {_format(v)}" for k, v in other.items())
       logging.info("step %d/%d: %s", step, self._total_steps, facts)
+
+  def advance(self, step: int) -> None:
+    """Moves the bar alone."""
+    if self._bar is not None:
+      self._bar.update(self._task, completed=step)
 
   def close(self) -> None:
     """Leaves the bar as it is and gives the terminal back."""
     self._closing.close()
 
   def _facts(self, train: Mapping[str, float]) -> list[str]:
-    facts = [
-      f"{label} {_format(train[name])}"
-      for name, label in (("train/loss", "loss"), ("train/lr", "rate"))
+    shown = {
+      "train/loss": "loss {}",
+      "train/lr": "rate {}",
+      "train/images_per_second": "{} images/s",
+    }
+    return [
+      text.format(_format(train[name]))
+      for name, text in shown.items()
       if name in train
     ]
-    if self._speed.images_per_second is not None:
-      facts.append(f"{_format(self._speed.images_per_second)} images/s")
-    if self._speed.seconds_left is not None:
-      facts.append(f"{_clock(self._speed.seconds_left)} left")
-    return facts
+
+  def _time_left(self, step: int) -> list[str]:
+    now = time.monotonic()
+    if self._first is None or step <= self._first[0]:
+      self._first = self._first or (step, now)
+      return []
+    pace = (now - self._first[1]) / (step - self._first[0])
+    return [f"{_clock(pace * max(self._total_steps - step, 0))} left"]
 
   def _show(self, step: int, facts: Sequence[str]) -> None:
     if self._bar is not None:
@@ -269,8 +278,11 @@ class Progress:
 class Writers:
   """Fans out to several writers, and refuses two values for one metric."""
 
-  def __init__(self, writers: Sequence[Writer]) -> None:
-    self._writers = tuple(writers)
+  def __init__(
+    self, writers: Sequence[Writer], *, progress: Progress | None = None
+  ) -> None:
+    self._writers = (*writers, *([progress] if progress else []))
+    self._progress = progress
     self._written: dict[str, tuple[int, float]] = {}  # By metric.
 
   def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -301,6 +313,11 @@ class Writers:
     for writer in self._writers:
       writer.write(step, values)
 
+  def advance(self, step: int) -> None:
+    """Shows that a step is done, without metrics."""
+    if self._progress is not None:
+      self._progress.advance(step)
+
   def close(self) -> None:
     """Closes all, the last first, even if one fails."""
     with contextlib.ExitStack() as stack:
@@ -321,7 +338,6 @@ def make_writers(
   *,
   step: int,
   total_steps: int,
-  batch_size: int,
   primary: bool,
   tensorboard: bool,
   wandb_project: str | None,
@@ -333,7 +349,6 @@ def make_writers(
     workdir: gets `metrics.jsonl`, `tensorboard/` and `wandb_id`.
     step: the step the run starts from; later records are dropped.
     total_steps: optimizer updates of the whole run.
-    batch_size: images a step, over all devices and processes.
     primary: whether this is the first process.
     tensorboard: whether to write TensorBoard events.
     wandb_project: W&B project, or None for no W&B.
@@ -355,10 +370,36 @@ def make_writers(
         step=step,
       )
     )
-  writers.append(
-    Progress(total_steps=total_steps, step=step, batch_size=batch_size)
-  )
-  return Writers(writers)
+  progress = Progress(total_steps=total_steps, step=step)
+  return Writers(writers, progress=progress)
+
+
+class Speed:
+  """A clock over the steps of a run."""
+
+  def __init__(self, batch_size: int) -> None:
+    """Starts at the first update, as the first step compiles.
+
+    Args:
+      batch_size: images a step, over all devices and processes.
+    """
+    self._batch_size = batch_size
+    self._last: tuple[int, float] | None = None  # (step, seconds)
+
+  def update(self, step: int) -> dict[str, float]:
+    """Returns the images/s since the last update, once there is one, as metric.
+
+    An update after an evaluation leaves it out.
+
+    Args:
+      step: optimizer updates so far.
+    """
+    now, last = time.monotonic(), self._last
+    self._last = (step, now)
+    if last is None or step <= last[0] or now <= last[1]:
+      return {}
+    steps, seconds = step - last[0], now - last[1]
+    return {"train/images_per_second": steps * self._batch_size / seconds}
 
 
 def results_table(results: Mapping[str, float]) -> str:
@@ -381,31 +422,6 @@ def results_table(results: Mapping[str, float]) -> str:
   with console.capture() as capture:
     console.print(table)
   return capture.get().rstrip("\n")
-
-
-class _Speed:
-  """Two clocks over the writes: training alone, and everything."""
-
-  def __init__(self, *, total_steps: int, batch_size: int) -> None:
-    self._total_steps = total_steps
-    self._batch_size = batch_size
-    self._first: tuple[int, float] | None = None  # (step, seconds)
-    self._last: tuple[int, float] | None = None
-    self.images_per_second: float | None = None
-    self.seconds_left: float | None = None
-
-  def update(self, step: int) -> None:
-    now = time.monotonic()
-    if self._first is None or self._last is None:
-      self._first = self._last = (step, now)
-      return
-    if step > self._last[0] and now > self._last[1]:
-      steps, seconds = step - self._last[0], now - self._last[1]
-      self.images_per_second = steps * self._batch_size / seconds
-    if step > self._first[0]:
-      pace = (now - self._first[1]) / (step - self._first[0])
-      self.seconds_left = pace * max(self._total_steps - step, 0)
-    self._last = (step, now)
 
 
 @contextlib.contextmanager

@@ -272,6 +272,17 @@ def test_bad_files_are_skipped_up_to_a_limit_and_named_once(caplog):
   assert expected in "".join(warnings)
 
 
+def test_bad_files_that_are_known_count_and_are_not_named_again(caplog):
+  source = ListSource([BAD, GOOD, GOOD, BAD, GOOD])
+  bad = {3: "known"}
+  train(5, source, KEEP, batch_size=4, max_bad=2, bad=bad)
+  assert sorted(bad) == [0, 3]
+  assert bad[3] == "known" and bad[0].startswith("pictures/0.png: image")
+  assert len(caplog.records) == 1
+  with pytest.raises(ValueError, match="got 3 bad examples with max_bad=2"):
+    train(5, source, KEEP, batch_size=4, max_bad=2, bad={1: "one", 2: "two"})
+
+
 def test_eval_skips_bad_files_up_to_the_limit():
   source = ListSource([GOOD, BAD, GOOD])
   batches = evaluate(source, batch_size=2, max_bad=1)

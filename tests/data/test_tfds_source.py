@@ -220,9 +220,7 @@ def test_download_without_tensorflow_names_the_missing_module(
 
 def test_without_tfds_the_error_says_what_to_install(monkeypatch):
   monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-  with pytest.raises(
-    ModuleNotFoundError, match="pip install tensorflow-datasets"
-  ):
+  with pytest.raises(ModuleNotFoundError, match=r'pip install -e "\.\[tfds\]"'):
     tfds_source.TfdsSource(name="tiny_pets", split="train")
 
 

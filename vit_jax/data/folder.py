@@ -26,8 +26,9 @@ class FolderSource:
   The classes are the folders of one split, sorted by name, and the same for all
   splits; a class without images keeps its place. Hidden files and folders
   (with a leading dot) and files without an image suffix are left out; of these,
-  the number and the first are logged. Symbolic links are followed. Examples are sorted by path;
-  their ids are paths relative to `root`. Images are read when asked for.
+  the number and the first are logged. Symbolic links are followed. Examples are
+  sorted by path; their ids are paths relative to `root`. Images are read when
+  asked for.
   """
 
   def __init__(

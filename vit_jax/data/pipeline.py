@@ -64,6 +64,7 @@ def train_batches(
   process_count: int = 1,
   num_workers: int = 0,
   max_bad: int = 0,
+  bad: dict[int, str] | None = None,
 ) -> Generator[Batch, None, None]:
   """Returns this process's share of the batches from `start_step` on, forever.
 
@@ -83,6 +84,8 @@ def train_batches(
     num_workers: worker processes that prepare batches; 0 for none.
     max_bad: how many different examples of this process may turn out to be
       undecodable; they stay in the batch with mask 0 and a warning names them.
+    bad: those known already, by position; what is found is added, in the order
+      of the batches.
 
   Raises:
     ValueError: at the call, if an argument is out of range or the source is
@@ -114,7 +117,7 @@ def train_batches(
     stride=batch_size,
     num_batches=(sys.maxsize - first) // batch_size,
   )
-  return _iterate(batches, num_workers, max_bad)
+  return _iterate(batches, num_workers, max_bad, {} if bad is None else bad)
 
 
 def eval_batches(
@@ -161,7 +164,7 @@ def eval_batches(
     stride=batch_size,
     num_batches=math.ceil(len(source) / batch_size),
   )
-  return _iterate(batches, num_workers, max_bad)
+  return _iterate(batches, num_workers, max_bad, {})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,9 +209,9 @@ class _Batches:
 
 
 def _iterate(
-  batches: _Batches, num_workers: int, max_bad: int
+  batches: _Batches, num_workers: int, max_bad: int, bad: dict[int, str]
 ) -> Generator[Batch, None, None]:
-  """Yields the batches in order; counts the bad examples."""
+  """Yields the batches in order; adds to `bad`."""
   threads = 1 if num_workers else _THREADS
   dataset = grain.MapDataset.source(batches).to_iter_dataset(
     # The default keeps 500 batches ready.
@@ -221,7 +224,6 @@ def _iterate(
       num_workers=min(num_workers, len(batches)), per_worker_buffer_size=1
     )
     dataset = dataset.mp_prefetch(options, worker_init_fn=_init_worker)
-  bad: dict[int, str] = {}
   iterator = iter(dataset)
   try:
     if num_workers:

@@ -11,9 +11,8 @@ import numpy as np
 from vit_jax import paths
 from vit_jax.data.example import Example
 
-# TFDS 4.9 imports modules for these commands that it does not ask for.
-_PREPARE_NEEDS = "pip install tensorflow importlib_resources"
-_CONVERT_NEEDS = "pip install tensorflow apache-beam"
+_READ_NEEDS = 'pip install -e ".[tfds]"'
+_PREPARE_NEEDS = 'pip install -e ".[tf]"'  # TensorFlow itself, once.
 
 
 class TfdsSource:
@@ -108,8 +107,8 @@ def _import_tfds() -> Any:
     import tensorflow_datasets as tfds
   except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-      f"tfds: got no module {error.name!r}; this source needs it. Run: pip "
-      "install tensorflow-datasets array_record"
+      f"tfds: got no module {error.name!r}; this source needs it. Run: "
+      f"{_READ_NEEDS}"
     ) from error
   return tfds
 
@@ -164,7 +163,7 @@ def _check_format(builder: Any, name: str) -> None:
     raise ValueError(
       f"name: got {name!r}; {builder.data_path} has it as {', '.join(there)} "
       "only, which cannot be read at random. Add ArrayRecord files to it:\n"
-      f"  {_CONVERT_NEEDS}\n"
+      f"  {_PREPARE_NEEDS}\n"
       "  python -m tensorflow_datasets.scripts.convert_format "
       f"--dataset_version_dir={builder.data_path} "
       "--out_file_format=array_record"

@@ -81,9 +81,7 @@ def describe(tensors: Tensors, files: Files, **hints: Any) -> Card:
   prefix = _prefix(tensors) or ""
   width, channels, *patch = shapes[f"{prefix}{_PATCH}.weight"]
   # Pixels beyond the last whole patch are not seen.
-  height, length = transformers_config.pair(
-    hints.get("image_size") or config["image_size"]
-  )
+  height, length = transformers_config.pair(config["image_size"])
   image_size = height // patch[0] * patch[0], length // patch[1] * patch[1]
   num_classes = shapes.get("classifier.weight", (0,))[0]
   is_gated = f"{prefix}encoder.layer.0.mlp.weights_in.weight" in shapes
