@@ -85,12 +85,14 @@ def test_predict_names_images_and_goes_on_past_a_bad_file(whole, run, tmp_path):
   bad.write_bytes(b"not an image")
   output = run(
     f"--workdir={whole / 'run'}",
-    *(good, bad, "missing.png", "--top=2"),
+    *(good, bad, "missing.png", ".", "--top=2"),
     module="vit_jax.predict",
     code=1,
   )
   assert len(re.findall(r"\d\.\d\d%  class_\d", output)) == 2
-  assert "bad.jpg" in output and "missing.png" in output
+  assert "bad.jpg" in output
+  assert "image: got 'missing.png'; there is no such file." in output
+  assert "image: got '.'; it is a folder." in output
 
 
 @pytest.mark.slow

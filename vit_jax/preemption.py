@@ -52,6 +52,7 @@ class StopSignal:
     self._left.set()
     if self._previous:
       os.close(signal.set_wakeup_fd(self._previous_fd))
+      self._thread.join()  # It has answered what came before.
     for number, handler in self._previous.items():
       signal.signal(number, handler)
 
@@ -79,9 +80,10 @@ class StopSignal:
     os.set_blocking(writing, False)
     self._previous_fd = signal.set_wakeup_fd(writing)
     numbers = set(self._previous)
-    threading.Thread(
+    self._thread = threading.Thread(
       target=self._answer, args=(reading, numbers), daemon=True
-    ).start()
+    )
+    self._thread.start()
 
   def _answer(self, reading: int, numbers: set[int]) -> None:
     """Answers each signal, one byte in the pipe, until the pipe is closed."""
