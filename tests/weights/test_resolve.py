@@ -237,7 +237,7 @@ def test_what_is_not_installed_is_named(monkeypatch, tmp_path):
     raise ImportError(name)
 
   monkeypatch.setattr(resolve.importlib, "import_module", missing)
-  with pytest.raises(ImportError, match=r"needs pooch. Run .*'vit_jax\[hub\]'"):
+  with pytest.raises(ImportError, match=r"needs pooch. Run .*-e .\.\[hub\]."):
     resolve.resolve("https://example.org/a.npz", cache=tmp_path)
   with pytest.raises(ImportError, match="needs huggingface_hub"):
     resolve.resolve("hf-hub:a/b", cache=tmp_path)
