@@ -246,6 +246,20 @@ def test_what_no_model_here_has_is_refused(arrays, message):
     timm.describe(found, files)
 
 
+def test_a_renamed_array_is_named_and_so_is_the_one_it_should_be():
+  arrays, files = read_golden("timm_vit")
+  names = {k.replace("blocks.0.mlp", "blocks.0.ffn"): k for k in arrays}
+  renamed = arrays.renamed(names)
+  card = timm.describe(renamed, files)
+  with pytest.raises(ValueError) as error:
+    read_params(renamed, card)
+  assert "missing: blocks.0.mlp.fc1.weight (36, 24)" in str(error.value)
+  assert "unexpected: blocks.0.ffn.fc1.weight (36, 24)" in str(error.value)
+  names = {k: k for k in arrays if "mlp.fc2" not in k}
+  with pytest.raises(ValueError, match=r"got no array .*mlp.fc2.weight"):
+    timm.describe(arrays.renamed(names), files)
+
+
 def test_norms_after_the_residuals_are_refused_by_name():
   arrays, files = read_golden("timm_vit")
   config = files["config.json"] | {"architecture": "vit_base_patch16_rpn_224"}
@@ -265,6 +279,17 @@ def test_positions_of_registers_must_be_zero():
   table[:, 2] = 1
   with pytest.raises(ValueError, match="positions for the 4 tokens"):
     read_params(edited(arrays, pos_embed=table), card)
+
+
+def test_registers_with_positions_are_refused_without_a_class_token_too():
+  arrays, files = read_golden("timm_gap")
+  table = np.ones((1, 2 + 24, 24), np.float32)
+  registers = np.ones((1, 2, 24), np.float32)
+  arrays = edited(arrays, pos_embed=table, reg_token=registers)
+  card = timm.describe(arrays, files)
+  assert card.image_size == (16, 24)
+  with pytest.raises(ValueError, match="positions for the 2 tokens"):
+    read_params(arrays, card)
 
 
 @pytest.mark.parametrize(

@@ -231,6 +231,18 @@ def test_a_file_without_its_config_is_refused():
     transformers.describe(arrays, {})
 
 
+def test_a_renamed_array_is_named_and_so_is_the_one_it_should_be():
+  arrays, files = read_golden("transformers_vit")
+  names = {k.replace("layer.0.output", "layer.0.out"): k for k in arrays}
+  renamed = arrays.renamed(names)
+  card = transformers.describe(renamed, files)
+  with pytest.raises(ValueError) as error:
+    read_params(renamed, card)
+  path = "vit.encoder.layer.0"
+  assert f"missing: {path}.output.dense.weight (24, 36)" in str(error.value)
+  assert f"unexpected: {path}.out.dense.weight (24, 36)" in str(error.value)
+
+
 def test_a_class_token_without_a_position_is_written_as_zero():
   card = make_card(layer_scale=1.0, pool="cls_gap", cls_posemb=False)
   params = {k: np.ones(v, np.float32) for k, v in shapes_of(card).items()}

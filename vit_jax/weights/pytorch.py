@@ -6,6 +6,7 @@ has weight and bias.
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from vit_jax import preprocess, spec
 from vit_jax.weights.layout import Rule, same, transposed
+from vit_jax.weights.tensors import Shape
 
 # Pillow's filters by the names of PyTorch.
 INTERPOLATIONS = {
@@ -94,6 +96,32 @@ def positions(theirs: str, *, cls: bool, unplaced: int) -> Rule:
     return [x[:, :1]] * cls + [x[:, cls + unplaced :]]
 
   return Rule(theirs, ("cls_posemb",) * cls + ("posemb",), pack, unpack)
+
+
+def count_blocks(shapes: Mapping[str, Shape], name: str) -> int:
+  """Returns 1 + the largest number that stands for `{block}` in the names."""
+  pattern = re.escape(name).replace(r"\{block\}", r"(\d+)")
+  found = (re.match(pattern, array) for array in shapes)
+  return max((int(match[1]) + 1 for match in found if match), default=0)
+
+
+def find_block(shapes: Mapping[str, Shape], name: str) -> Shape:
+  """Returns the shape of an array that every block has; one may lack it.
+
+  Args:
+    shapes: of all arrays, by name.
+    name: of that array, with `{block}` for the number of the block.
+
+  Raises:
+    ValueError: if none has it.
+  """
+  for i in range(count_blocks(shapes, name)):
+    if (array := name.replace("{block}", str(i))) in shapes:
+      return shapes[array]
+  raise ValueError(
+    f"weights: got no array {name!r} for any block; its shape tells the sizes "
+    "of the model. Get the file again, or use other weights."
+  )
 
 
 def find_grid(

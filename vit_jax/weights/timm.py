@@ -7,7 +7,6 @@ the mean as `norm`, or after it as `fc_norm`. What the arrays do not tell is in
 a config.json: see `timm_config`.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,18 +21,14 @@ from vit_jax.weights.tensors import Shape, Tensors
 NAME = "timm"
 
 _TRUNK = "patch_embed.backbone"
-_TYPICAL = (
-  "patch_embed.proj.weight",
-  "blocks.0.attn.qkv.weight",
-  "blocks.0.mlp.fc1.weight",
-  "blocks.0.mlp.fc2.weight",
-)
 
 
 def recognises(tensors: Tensors, files: Files) -> bool:
   """Returns whether the arrays are those of a ViT of timm."""
   del files
-  return set(_TYPICAL) <= set(tensors)
+  qkv = pytorch.count_blocks(tensors.shapes, "blocks.{block}.attn.qkv.")
+  fc1 = pytorch.count_blocks(tensors.shapes, "blocks.{block}.mlp.fc1.")
+  return "patch_embed.proj.weight" in tensors and min(qkv, fc1) > 0
 
 
 def describe(tensors: Tensors, files: Files, **hints: Any) -> Card:
@@ -79,9 +74,7 @@ def rules(
   if model.num_registers:
     result.append(same("reg_token", "registers"))
   if model.posemb == "learned":
-    placed = model.has_cls_posemb
-    unplaced = model.num_registers if placed else 0
-    result.append(pytorch.positions("pos_embed", cls=placed, unplaced=unplaced))
+    result.append(_positions_rule(model, shapes, found))
   if model.pool == "map":
     result += _map_head_rules()
   if model.num_classes:
@@ -122,12 +115,12 @@ def _fields(
 ) -> dict[str, Any]:
   """Returns the fields of a plain ViT, but for its positions."""
   width, _, *patch = shapes["patch_embed.proj.weight"]
-  mlp_dim = shapes["blocks.0.mlp.fc2.weight"][1]
-  is_gated = shapes["blocks.0.mlp.fc1.weight"][0] == 2 * mlp_dim
+  hidden, _ = pytorch.find_block(shapes, "blocks.{block}.mlp.fc1.weight")
+  _, mlp_dim = pytorch.find_block(shapes, "blocks.{block}.mlp.fc2.weight")
   return {
     "num_classes": shapes.get("head.weight", (0,))[0],
     "width": width,
-    "depth": _count(shapes, "blocks.{}.attn.qkv.weight"),
+    "depth": pytorch.count_blocks(shapes, "blocks.{block}."),
     "mlp_dim": mlp_dim,
     "num_heads": timm_config.num_heads(
       *(width, mlp_dim), config=config, hints=hints
@@ -138,15 +131,11 @@ def _fields(
     "num_registers": shapes.get("reg_token", (1, 0))[1],
     "layer_scale": 1e-5 if "blocks.0.ls1.gamma" in shapes else None,
     "qk_norm": "blocks.0.attn.q_norm.weight" in shapes,
-    "activation": "swiglu" if is_gated else timm_config.activation(config),
+    "activation": (
+      "swiglu" if hidden == 2 * mlp_dim else timm_config.activation(config)
+    ),
     "norm_epsilon": timm_config.EPSILON,
   }
-
-
-def _count(shapes: Mapping[str, Shape], name: str) -> int:
-  """Returns how many arrays there are of a name with a number as `{}`."""
-  pattern = re.escape(name).replace(r"\{\}", r"\d+")
-  return sum(re.fullmatch(pattern, array) is not None for array in shapes)
 
 
 def _pool(shapes: Mapping[str, Shape], config: timm_config.Config) -> str:
@@ -177,8 +166,8 @@ def _trunk(shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], int]:
       "no other. Use other weights."
     )
   stages = []
-  while units := _count(
-    shapes, f"{_TRUNK}.stages.{len(stages)}.blocks.{{}}.conv1.weight"
+  while units := pytorch.count_blocks(
+    shapes, f"{_TRUNK}.stages.{len(stages)}.blocks.{{block}}."
   ):
     stages.append(units)
   return {"stages": tuple(stages), "width_factor": root[0] // 64}, root[1]
@@ -284,7 +273,7 @@ def _block_rules(model: vit.ViT) -> list[Rule]:
 def _positions_rule(
   model: vit.ViT, shapes: Mapping[str, Shape], found: Mapping[str, Shape]
 ) -> Rule:
-  """Returns the rule for positions; registers have rows if the class has."""
+  """Returns the rule; registers have rows where the class token has one."""
   placed = model.has_cls_posemb
   unplaced = model.num_registers if placed else 0
   if "pos_embed" in found:

@@ -84,14 +84,15 @@ def describe(tensors: Tensors, files: Files, **hints: Any) -> Card:
   height, length = transformers_config.pair(config["image_size"])
   image_size = height // patch[0] * patch[0], length // patch[1] * patch[1]
   num_classes = shapes.get("classifier.weight", (0,))[0]
-  is_gated = f"{prefix}encoder.layer.0.mlp.weights_in.weight" in shapes
+  is_gated = config.get("use_swiglu_ffn", False)
   fc2 = "mlp.weights_out" if is_gated else family.fc2
+  fc2 = f"{prefix}encoder.layer.{{block}}.{fc2}.weight"
   fields = {
     "num_classes": num_classes,
     "width": width,
     "depth": config["num_hidden_layers"],
     "num_heads": config["num_attention_heads"],
-    "mlp_dim": shapes[f"{prefix}encoder.layer.0.{fc2}.weight"][1],
+    "mlp_dim": pytorch.find_block(shapes, fc2)[1],
     "patch_size": tuple(patch),
     "num_registers": shapes.get(f"{prefix}{_REGISTERS}", (1, 0))[1],
     "activation": (
@@ -99,10 +100,10 @@ def describe(tensors: Tensors, files: Files, **hints: Any) -> Card:
     ),
     "norm_epsilon": config.get("layer_norm_eps", family.norm_epsilon),
   }
-  if family is VIT:
-    pooler = shapes.get("pooler.dense.weight", (None,))
+  if family is VIT and not num_classes:
+    pooler = shapes.get(f"{prefix}pooler.dense.weight", (None,))
     fields["representation_size"] = pooler[0]
-  else:
+  if family is not VIT:
     fields["layer_scale"] = float(config.get("layerscale_value", 1.0))
     fields["pool"] = "cls_gap" if num_classes else "cls"
   images = files.get("preprocessor_config.json", {})
