@@ -127,7 +127,7 @@ def _import() -> list[Any]:
   except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
       f"export: a package is not installed ({error}). Run "
-      "pip install -e \".[onnx]\"."
+      'pip install -e ".[onnx]".'
     ) from error
 
 

@@ -97,7 +97,7 @@ def _read(path: epath.PathLike) -> _Graph:
   except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
       f"weights: got {str(path)!r}; the package onnx is not installed. Run "
-      "pip install -e \".[onnx]\", or use the weights of another format."
+      'pip install -e ".[onnx]", or use the weights of another format.'
     ) from error
   damage = importlib.import_module("google.protobuf.message").DecodeError
   try:

@@ -218,6 +218,6 @@ def _import(module: str) -> Any:
     return importlib.import_module(module)
   except ImportError:
     raise ImportError(
-      f"weights: fetching needs {module}. Run pip install -e \".[hub]\", or "
+      f'weights: fetching needs {module}. Run pip install -e ".[hub]", or '
       "give the path of a file."
     ) from None
