@@ -49,3 +49,12 @@ def test_command_writes_another_size_and_head(tmp_path):
   assert card.image_size == (16, 8)
   assert params["posemb"].shape == (1, 8, 12)
   assert params["head"]["bias"].shape == (2,)
+
+
+@pytest.mark.parametrize("name", ["w", "w.npz"])
+def test_nothing_is_written_over(tmp_path, name):
+  source = tiny_weights.save(tmp_path, "npz")
+  before = source.read_bytes()
+  with pytest.raises(ValueError, match=r"w\.npz is there already\. Remove it"):
+    convert.convert(str(source), str(tmp_path / name), format="npz")
+  assert source.read_bytes() == before

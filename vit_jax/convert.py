@@ -15,6 +15,7 @@ from etils import epath
 
 from vit_jax import command, processes, weights
 from vit_jax.models import output
+from vit_jax.weights import arguments
 
 PyTree = Any
 _IMAGES = 2
@@ -44,8 +45,15 @@ def convert(
     allow: modules outside `vit_jax` that a run's config may name.
 
   Raises:
-    ValueError: if they cannot be read or held, or the logits differ.
+    ValueError: if they cannot be read or held, if there is something at the
+      destination, or the logits differ.
   """
+  for there in (destination, f"{destination}.npz"):
+    if epath.Path(there).expanduser().exists():
+      raise ValueError(
+        f"destination: got {destination!r}; {there} is there already. Remove "
+        "it, or choose another name."
+      )
   model, params, card = weights.load(
     source,
     num_classes=num_classes,
@@ -84,43 +92,20 @@ def main() -> int:
     "python -m vit_jax.convert",
     description="Converts weights, and checks that the logits agree.",
   )
-  parser.add_argument("source", help="path, URL, hub name, or workdir of a run")
+  arguments.add(parser)
   parser.add_argument("destination", help=".npz file, or folder of safetensors")
   parser.add_argument(
     "--format", required=True, choices=weights.FORMAT_NAMES, help="to write"
   )
-  parser.add_argument("--num_classes", type=int, help="0 drops the head")
-  parser.add_argument(
-    "--image_size",
-    type=int,
-    nargs="+",
-    help="pixels: one side, or height width",
-  )
-  parser.add_argument(
-    "--posemb_resize", default="corner_linear", help="see vit_jax.weights"
-  )
-  parser.add_argument("--allow", action="append", default=[])
   options = parser.parse_args()
-  size = options.image_size
-  if size is not None:
-    if len(size) > 2:
-      raise ValueError(
-        f"image_size: got {size}; give one side, or height and width."
-      )
-    size = (size[0], size[-1])
-  import rich
-
   processes.start()
   path, worst = convert(
     options.source,
     options.destination,
     format=options.format,
-    num_classes=options.num_classes,
-    image_size=size,
-    posemb_resize=options.posemb_resize,
-    allow=tuple(options.allow),
+    **arguments.load_options(options),
   )
-  rich.print(f"{path}: written and read again; logits differ by {worst:.1g}")
+  command.show(f"{path}: written and read again; logits differ by {worst:.1g}")
   return 0
 
 

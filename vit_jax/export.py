@@ -19,6 +19,7 @@ from etils import epath
 
 from vit_jax import command, processes, spec, weights
 from vit_jax.models import output
+from vit_jax.weights import arguments
 
 # f32: logits of one model in two programs, with sums in another order.
 _TOLERANCE = 1e-5
@@ -156,38 +157,17 @@ def main() -> int:
     "python -m vit_jax.export",
     description="Exports weights to ONNX, and checks that the outputs agree.",
   )
-  parser.add_argument("source", help="path, URL, hub name, or workdir of a run")
+  arguments.add(parser)
   parser.add_argument("destination", help="file that ends in .onnx")
   parser.add_argument("--batch_size", type=int, help="any if not given")
-  parser.add_argument("--num_classes", type=int, help="0 drops the head")
-  parser.add_argument(
-    "--image_size",
-    type=int,
-    nargs="+",
-    help="pixels: one side, or height width",
-  )
-  parser.add_argument(
-    "--posemb_resize", default="corner_linear", help="see vit_jax.weights"
-  )
-  parser.add_argument("--allow", action="append", default=[])
   options = parser.parse_args()
-  size = options.image_size
-  if size is not None:
-    if len(size) > 2:
-      raise ValueError(
-        f"image_size: got {size}; give one side, or height and width."
-      )
-    size = (size[0], size[-1])
 
   processes.start()
   worst = export(
     options.source,
     options.destination,
     batch_size=options.batch_size,
-    num_classes=options.num_classes,
-    image_size=size,
-    posemb_resize=options.posemb_resize,
-    allow=tuple(options.allow),
+    **arguments.load_options(options),
   )
   command.show(
     f"{options.destination}: written; in onnxruntime the outputs differ by "
