@@ -21,6 +21,8 @@ import rich.text
 from vit_jax import command
 from vit_jax.weights import catalog
 
+_WIDTH = 100  # Of the table, with the longest name.
+
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit code."""
@@ -54,19 +56,19 @@ def _print(found: Sequence[catalog.Entry]) -> None:
     box=rich.box.ROUNDED,
     caption="top-1: % on ImageNet, as published. --json has the sources.",
   )
-  table.add_column("name", overflow="fold")
+  table.add_column("name", no_wrap=True)
   table.add_column("model")
   for column in ("pixels", "classes", "top-1"):
     table.add_column(column, justify="right")
-  table.add_column("sha256")
   for entry in found:
     cells = (
       *(entry.name, entry.model, str(entry.resolution or "-")),
       *(f"{entry.classes:,}", str(entry.expected_top1 or "-")),
-      entry.sha256[:8] or "-",
     )
     table.add_row(*map(rich.text.Text, cells))
-  rich.console.Console(highlight=False).print(table)
+  console = rich.console.Console(highlight=False)
+  console.width = max(console.width, _WIDTH)  # Names are there to be copied.
+  console.print(table)
 
 
 if __name__ == "__main__":
