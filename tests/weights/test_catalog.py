@@ -83,18 +83,26 @@ def test_near_names_are_suggested():
 
 
 @pytest.mark.parametrize("columns", ["40", "80", "100"])
-def test_the_list_fits_a_hundred_columns_with_names_in_one_piece(
+def test_the_list_has_names_in_one_piece_and_no_space_for_nothing(
   capsys, monkeypatch, columns
 ):
   monkeypatch.setenv("COLUMNS", columns)
   assert main.main(["list"]) == 0
   lines = capsys.readouterr().out.splitlines()
-  assert max(map(len, lines)) <= 100
+  assert (
+    max(map(len, lines)) <= max(len(e.name) for e in catalog.entries()) + 48
+  )
   (row,) = [x for x in lines if "│ vit_base_patch16_224.augreg_in21k " in x]
   cells = [cell.strip() for cell in row.strip("│").split("│")]
   assert cells[1:] == ["B/16", "224", "21,843", "-"]
   for entry in catalog.entries():
     assert any(f"│ {entry.name} " in line for line in lines)
+
+
+def test_the_list_of_plain_names_fits_a_hundred_columns(capsys, monkeypatch):
+  monkeypatch.setenv("COLUMNS", "100")
+  assert main.main(["list", "vit_*"]) == 0
+  assert max(map(len, capsys.readouterr().out.splitlines())) <= 100
 
 
 def test_the_list_for_machines_has_every_column(capsys):

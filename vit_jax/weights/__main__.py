@@ -21,7 +21,7 @@ import rich.text
 from vit_jax import command
 from vit_jax.weights import catalog
 
-_WIDTH = 100  # Of the table, with the longest name.
+_BESIDE_NAME = 48  # Columns that the rest of the table takes.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,7 +67,9 @@ def _print(found: Sequence[catalog.Entry]) -> None:
     )
     table.add_row(*map(rich.text.Text, cells))
   console = rich.console.Console(highlight=False)
-  console.width = max(console.width, _WIDTH)  # Names are there to be copied.
+  longest = max(len(entry.name) for entry in found)
+  # Names are there to be copied: they never break.
+  console.width = max(console.width, longest + _BESIDE_NAME)
   console.print(table)
 
 
